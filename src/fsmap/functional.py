@@ -40,7 +40,7 @@ class State(NamedTuple):
 def take_apart(out: Any) -> tuple[tuple[Tensor, ...], Callable[[Iterable[Tensor]], Any]]:
     """The tensors of an output object, and a function that rebuilds it from other tensors."""
     leaves, spec = tree_flatten(out)
-    kind = None  # for containers that torch knows
+    kind = None  # for containers that pytree knows
     if len(leaves) == 1 and leaves[0] is out and not isinstance(out, Tensor):
         kind = type(out)
         leaves, spec = tree_flatten(dict(vars(out)))
@@ -140,7 +140,7 @@ class Functional:
         return tensor_of(self._call(x))
 
     def raw(self, x: Inputs) -> Any:
-        """What an ordinary call returns, as it is."""
+        """The return value of an ordinary call."""
         return self._call(x)
 
 
@@ -613,7 +613,7 @@ def check_positive(name: str, value: float | Tensor) -> None:
         raise InputError(f"{name} must be finite and > 0, got {bad[0].item():g}")
 
 
-ALWAYS = 2**26  # up to so many bytes are assumed to fit
+ALWAYS = 2**26  # bytes up to which memory is not checked
 SHARE = 0.8  # of the free memory that may be used
 
 
@@ -636,5 +636,5 @@ def _read(path: str) -> str:
 
 
 def fits(needed: int, device: torch.device) -> bool:
-    """Whether so many bytes may be allocated."""
+    """Whether ``needed`` bytes may be allocated."""
     return needed <= ALWAYS or needed <= SHARE * free_bytes(device)

@@ -271,7 +271,7 @@ class FromFunction:
         try:
             inspect.signature(function).bind(1, None)
         except TypeError as error:
-            raise InputError(f"{self!r} is no function (n, generator) -> x: {error}") from error
+            raise InputError(f"{self!r} is not a function (n, generator) -> x: {error}") from error
         except ValueError:  # a built-in function has no signature
             pass
 
@@ -394,7 +394,7 @@ def _in_memory(data: Any) -> Inputs:
     if mapped and not isinstance(data, list | str | IterableDataset):
         return _read(DataLoader(data, batch_size=256))
     raise InputError(
-        f"{reprlib.repr(data)} ({type(data).__name__}) is no evaluation distribution. Allowed are "
+        f"{reprlib.repr(data)} ({type(data).__name__}) is not an evaluation distribution. Allowed: "
         "px.Uniform, px.Normal, px.Empirical, px.Lattice and px.Mixture, a tensor or array "
         "[D, ...], a tuple or dict of them, a map-style Dataset, a DataLoader (also around an "
         "iterable Dataset), or a function (n, generator) -> x. Stack a list with torch.stack."

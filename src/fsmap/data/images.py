@@ -66,7 +66,7 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
     """
     entry = find(name, READERS)
     if entry.name not in READERS:
-        raise InputError(f"{entry.name!r} is no image set; image sets: {', '.join(READERS)}")
+        raise InputError(f"{entry.name!r} is not an image set; image sets: {', '.join(READERS)}")
     allowed, reader = READERS[entry.name]
     if split not in allowed:
         raise InputError(f"{entry.name} has the splits {', '.join(allowed)}, got {split!r}")
@@ -177,7 +177,7 @@ def generate(shape: tuple[int, ...], number: int, *, seed: int) -> Images:
 
 
 class ImageFolder(NamedTuple):
-    """What a folder holds."""
+    """The images of a folder."""
 
     train: Images
     test: Images
@@ -248,7 +248,7 @@ def _pixels(files: list[Path], size: int | None) -> Tensor:
             with image.open(file) as opened:
                 picture = opened.convert("L" if opened.mode in GREY else "RGB")
         except OSError as error:
-            raise InputError(f"{file} is no image that can be read: {error}") from error
+            raise InputError(f"{file} cannot be read as an image: {error}") from error
         found.append(np.asarray(ops.fit(picture, (size, size)) if size else picture))
     sizes = sorted({pixels.shape[:2] for pixels in found})
     if len(sizes) > 1:
@@ -281,7 +281,7 @@ class Normalization(NamedTuple):
 
 
 class Shifts(NamedTuple):
-    """What a random crop and flip does to each image."""
+    """The random crop and flip of each image."""
 
     down: Tensor  # int64 [...]  0 .. 2·padding
     right: Tensor  # int64 [...]
@@ -392,8 +392,8 @@ def parse(px: str) -> list[tuple[str, float]]:
         matched = COMPONENT.fullmatch(part.strip())
         if matched is None or (weight := float(matched[1] or 1)) == 0:
             raise InputError(
-                f"p_X {px!r}: {part.strip()!r} is no component. Write a name, or names joined by "
-                "+, each with an optional positive weight and *: 0.8*train+0.2*white-noise"
+                f"p_X {px!r}: {part.strip()!r} is not a component. Write a name, or names joined "
+                "by +, each with an optional positive weight and *: 0.8*train+0.2*white-noise"
             )
         found.append((matched[2], weight))
     return found
@@ -412,7 +412,7 @@ KNOWN = ("train", WHITE_NOISE, *READERS)  # names of p_X
 
 
 class ImageSet(NamedTuple):
-    """What the protocol says about a training set (section D of the experiments)."""
+    """The protocol of a training set (section D of the experiments)."""
 
     shape: tuple[int, int, int]
     normalize: Normalization
@@ -490,7 +490,7 @@ def load_task(
 
     ``data`` and ``px`` are described at the top of this module; the others are options of ``fsmap
     train``. Held-out images are chosen by ``split_seed`` alone (of CIFAR-100 in file order), and
-    their labels stay clean. None stands for what the protocol says.
+    their labels stay clean. None stands for the protocol's value.
     """
     facts, folder = facts_of(data), is_folder(data)
     if folder:
@@ -549,7 +549,7 @@ def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
 
 
 def facts_of(data: str) -> ImageSet:
-    """What the protocol says about a training set."""
+    """The protocol of a training set."""
     if is_folder(data):
         folder = read_folder(data)
         shape: Any = tuple(folder.train.x.shape[1:])

@@ -90,7 +90,7 @@ class JitterRow(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """What :func:`fsmap.doctor` returns. ``print`` shows a page, :meth:`to_json` has everything."""
+    """The result of :func:`fsmap.doctor`. ``print`` shows a page, :meth:`to_json` all of it."""
 
     module: str
     mode: str  # "train" or "eval"

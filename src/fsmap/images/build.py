@@ -78,7 +78,7 @@ class ImageSettings:
     valid: int | None = None  #: held-out images; None: the protocol's number
     split_seed: int = 0  #: which images are held out
     augment: bool | None = None  #: crop and flip; None: as the protocol has it
-    limit: int | None = None  #: use only so many training images
+    limit: int | None = None  #: use at most this many training images
     generated: bool = False  #: generated images, which need no data
     seed: int = 0  #: of weights, order, augmentation, evaluation points and ψ
     precision: str = "fp32"  #: fp32, tf32 or bf16 (autocast, which fd and fd_central leave)
@@ -240,7 +240,7 @@ def place(module: nn.Module, settings: ImageSettings, device: torch.device) -> n
 
 
 def layout_of(module: nn.Module, channels_last: bool, device: torch.device) -> torch.memory_format:
-    """Channels last if that is asked for and safe.
+    """Channels last if requested and safe.
 
     On a CPU with AVX2, oneDNN writes past the end of a buffer (a crash, or a wrong gradient) when
     it differentiates a strided 1 × 1 convolution of fewer channels than a block by its weights

@@ -113,7 +113,7 @@ class LMAPCallback(pl.Callback):
         strength = _strength(net) if given is None else given
         if strength is not None:
             row["strength"] = torch.as_tensor(strength)
-            row["added"] = strength * value if given is None else value  # what the loss holds now
+            row["added"] = strength * value if given is None else value  # part of the loss
             row["term"] = row["added"] / every
 
     def _keep_term(self, prefix: str, module: LogTrace, args: Any, value: Tensor) -> None:
@@ -164,7 +164,7 @@ def _optimizer_of(term: LMAP, optimizers: list[Any]) -> Any:
 
 
 def _loss(trainer: Any, pl_module: Any, outputs: Any) -> Tensor | None:
-    """What ``training_step`` returned; the Trainer has divided it by the micro-batches."""
+    """The loss of ``training_step``, times the micro-batches that the Trainer divided it by."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     if not isinstance(loss, Tensor):
         return None

@@ -208,8 +208,8 @@ class LMAPTrainerMixin(Base):
 
     def _parts(self, compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> int:
         """The number of micro-batch losses that are summed in a step: λR is divided by it."""
-        # A mean over a micro-batch is divided by their number afterwards, and what we add to it is
-        # too. What was divided by num_items_in_batch is a part of the whole already.
+        # The Trainer divides a mean over a micro-batch by their number later, λR with it. A loss
+        # that was divided by num_items_in_batch is a part of the step's loss already.
         number = int(self.current_gradient_accumulation_steps)
         if number == 1 or not _complete(self, num_items_in_batch):
             return 1

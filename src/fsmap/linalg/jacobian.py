@@ -196,7 +196,7 @@ DUALS_WORK: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 def _dual(
     f: ModelFn, params: Params, x: Inputs, psi: Params
 ) -> tuple[Tensor, Tensor, State] | None:
-    """What ``torch.func.jvp`` computes, in a fifth less time; None if its gradient fails."""
+    """As ``torch.func.jvp``, in a fifth less time; None if the gradient fails."""
     module = getattr(f, "module", None)
     if module is None or not DUALS_WORK.get(module, True):
         return None
@@ -433,7 +433,7 @@ class Calls(NamedTuple):
     outputs: int  # K
 
     def numbers_per_point(self, params: Params) -> int:
-        """How many numbers the Jacobian of one point takes while it is made."""
+        """Size of all tensors that the Jacobian of one point needs."""
         total = self.outputs * sum(params[name].numel() for name in self.others)
         for call in self.layers:
             fan_in, fan_out = math.prod(call.kernel), self.outputs * call.width

@@ -153,7 +153,7 @@ def evaluate(
         total, small = gram.trace(), gram
     else:
         rows = whitened_rows(*site)
-        if method == "pseudo":  # what counts as zero is up to the model's precision
+        if method == "pseudo":  # the model's precision decides which count as zero
             value, rounding = pseudo(rows, jitter, dtype), None
         elif method == "svd_clip":
             value = svd_clip(rows, jitter)
@@ -270,7 +270,7 @@ def pseudo(rows: Tensor, jitter: Tensor, precision: torch.dtype) -> Tensor:
 def rounding_bound(
     gram: Tensor, value: Tensor, jitter: Tensor, precision: torch.dtype, P: int, *, clip: bool
 ) -> Tensor:
-    r"""How far a log det may be from that of the exact Jacobian, because entries are rounded.
+    r"""A bound on the error of a log det that the rounding of the Jacobian's entries causes.
 
     Rows that are rounded to ``precision`` differ from the exact ones by a matrix of norm
     $\delta \le u\,\lVert A\rVert_F$, u its machine epsilon, so no singular value moves by more than

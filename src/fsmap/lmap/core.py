@@ -110,7 +110,7 @@ def evaluate(
 ) -> Evaluation:
     """The output at training points, R, and the buffers after the training pass.
 
-    ``params`` are those that R is about. ``x`` is None if only R is asked for. Random layers of a
+    ``params`` are those that R is about. ``x`` is None if only R is needed. Random layers of a
     separate evaluation pass draw within ``noise``. The module is unchanged.
     """
     if options.batchnorm == "joint" and x is not None:

@@ -50,7 +50,7 @@ class StepCost(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """How many times as long training takes."""
+        """Training time relative to that without R."""
         return self.seconds() / self.plain
 
     def __str__(self) -> str:

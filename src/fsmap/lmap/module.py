@@ -47,13 +47,13 @@ def _with_all_options(cls: C) -> C:
 
 
 class Term:
-    """What LMAP and the penalties share: how R is measured, and which optimizer step it is."""
+    """Base class of LMAP and the penalties: settings of R and the count of optimizer steps."""
 
     regularizer: Regularizer
 
     @property
     def batchnorm(self) -> str:
-        """How BatchNorm sees the evaluation points."""
+        """The BatchNorm mode of the evaluation points."""
         return self.regularizer.options.batchnorm
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Self:
@@ -353,7 +353,7 @@ class LogTrace(nn.Module):
 
     @property
     def skipped(self) -> int:
-        """How many R were not finite or negative, over all ranks; waits for the device."""
+        """Number of R that were negative or not finite, over all ranks; waits for the device."""
         return int(self.sums[2])
 
     @property

@@ -539,7 +539,7 @@ def _at_least_one(name: str, value: int) -> int:
 
 
 def _positive_scalar(name: str, value: float | Tensor) -> Tensor:
-    """A number > 0 as a tensor; a tensor as it is, with no look at its value."""
+    """A number > 0 as a tensor; a tensor is returned as it is, without a check."""
     if isinstance(value, Tensor):
         return value
     scalar = torch.tensor(value, dtype=torch.float64)

@@ -80,7 +80,7 @@ class Measured(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What the runner gives to ``run``."""
+    """The runner's arguments to ``run``."""
 
     device: torch.device  # where to compute
     out: Path  # the run's folder, for checkpoints and the like
@@ -112,7 +112,7 @@ class Experiment:
     # a run can be resumed with other values, and so be made in pieces
     selecting: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[tuple[str, ...]] = ()  # scalars that the table shows, in this order
-    columns: ClassVar[tuple[str, ...]] = ()  # what tells its lines apart: "metric", "n_train", …
+    columns: ClassVar[tuple[str, ...]] = ()  # keys of its lines: "metric", "n_train", …
     config: ClassVar[Any]  # full size
     quick: ClassVar[Any]  # quick size
 
@@ -137,7 +137,7 @@ class Experiment:
         return summarize(in_order(rows, *self.metrics), *self.columns)
 
     def claims(self, rows: Rows) -> list[Claim]:
-        """What the paper states, judged by the rows; the forms are in :mod:`fsmap.paper.rows`."""
+        """Statements of the paper, tested on the rows; see :mod:`fsmap.paper.rows`."""
         return []
 
     def draw(self, rows: Rows) -> Plots:
@@ -149,7 +149,7 @@ class Experiment:
         return None
 
     def live(self, rows: Rows) -> Mapping[str, Any] | None:
-        """What a script of the page needs to compute this figure anew, if there is one."""
+        """Data for a script of the page that computes this figure anew; None: no script."""
         return None
 
 
@@ -231,7 +231,7 @@ def section(experiment: Experiment) -> str:
 
 
 def coverage(experiment: Experiment, header: Mapping[str, Any], done: Container[str]) -> str:
-    """How much of the protocol a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``.
+    """The part of the protocol that a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``.
 
     ``header`` is the size and config of the run, ``done`` the keys of its finished units.
     """

@@ -58,12 +58,12 @@ class UnseenWarning(UserWarning):
 
 
 class Column(NamedTuple):
-    """How one column becomes numbers."""
+    """How one column is encoded."""
 
     name: str  # in the table
     kind: str  # "number", "category", "date" or "left out"
     levels: tuple[str, ...] = ()  # categories with a 0/1 column, the most frequent first
-    fill: float = 0.0  # what stands for a missing number: the median
+    fill: float = 0.0  # value for a missing number: the median
     missing: bool = False  # whether values were missing when this was learned
     reason: str = ""  # why it is left out
     form: str = "."  # how it is written: the decimal mark of numbers, the format of dates
@@ -87,7 +87,7 @@ class Encoder(NamedTuple):
 
     columns: tuple[Column, ...]  # all but the target, in the order of the training table
     mean: Floats  # subtracted from the encoded numbers, [D]
-    std: Floats  # what they are divided by, [D]
+    std: Floats  # divides them, [D]
     notes: tuple[str, ...] = ()  # remarks about the columns
 
     @property
@@ -166,7 +166,7 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
 
 
 def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[np.bool_], str]:
-    """The numbers (nan: missing or none), which cells are no finite number, and the decimal mark.
+    """The numbers (nan: missing or none), which cells are not finite numbers, the decimal mark.
 
     ``form`` is the decimal mark; None: the cells decide.
     """
@@ -193,7 +193,7 @@ def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
     rows = np.flatnonzero(wrong)
     examples = ", ".join(f"{cells[row]!r} in row {row + 1}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    verb = "is no finite number" if len(rows) == 1 else "are no finite numbers"
+    verb = "is not a finite number" if len(rows) == 1 else "are not finite numbers"
     return (
         f"column {name!r} holds numbers, but {examples}{more} {verb}. Correct it; if it means 'no "
         f"value', say so with --missing {cells[rows[0]]!r}; if the column holds categories, with "

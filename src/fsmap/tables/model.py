@@ -64,7 +64,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class Spread(NamedTuple):
-    """How far targets lie from predictions, by the size of the prediction.
+    """The distribution of prediction errors, by the size of the prediction.
 
     Errors of held-out rows are divided by a scale: the mean absolute error of rows with similar
     predictions. An interval is the prediction plus quantiles of the scaled errors times the scale
@@ -254,7 +254,7 @@ def fit_table(
     if target in options.drop:
         raise InputError(f"--drop {target} would leave out the target")
     features = [name for name in table.columns if name != target and name not in options.drop]
-    with warnings.catch_warnings():  # rare values are no mistake of the user
+    with warnings.catch_warnings():  # rare values are not a mistake of the user
         warnings.simplefilter("ignore", UnseenWarning)
         encoder = learn_encoder(table, features, category=options.category, rows=train)
         x = torch.from_numpy(encoder.encode(table))

@@ -45,7 +45,7 @@ class Table(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(next(iter(self.columns.values()), ()))
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Table:
@@ -133,7 +133,7 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
         notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
     found = found or {"<": "HTML or XML", "{": "JSON", "[": "JSON"}.get(text.lstrip()[:1])
     if found is not None:
-        raise InputError(f"{path} is no CSV: it looks like {found}. Export it as CSV.")
+        raise InputError(f"{path} is not a CSV: it looks like {found}. Export it as CSV.")
     return text, notes
 
 

@@ -1,4 +1,4 @@
-"""What ``fit`` and ``fit_population`` share: optimizers, batches, one step, and the loop.
+"""Shared by ``fit`` and ``fit_population``: optimizers, batches, one step, and the loop.
 
 The loop keeps the history, validates, writes checkpoints and moves the progress bar. Adam and SGD
 act entry by entry, so one optimizer updates a whole stack of models; only clipping depends on the
@@ -87,7 +87,7 @@ class Schedule(NamedTuple):
     decay: str = "none"  # or "cosine"
 
     def factor(self, step: int, steps: int) -> float:
-        """What the learning rate of a step, counted from 0, is multiplied by; in [0, 1]."""
+        """Factor on the learning rate of a step, counted from 0; in [0, 1]."""
         rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if self.decay == "none":
             return rise
@@ -253,7 +253,7 @@ class Settings:
 
 
 def check_integer(name: str, value: Any) -> None:
-    """Raise InputError if a value is no integer; integers of numpy are, booleans are not."""
+    """Raise InputError unless a value is an integer (of numpy, too) and not a bool."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InputError(f"{name} must be an integer, got {value!r}")
 
@@ -527,7 +527,7 @@ class Loop:
     params: Params  # leaves that the optimizer updates in place
     optimizer: Optimizer
     check: Callable[[Recorder, Tensor], None]  # raises on divergence; [T, C] or [T, C, M]
-    config: dict[str, Any]  # what run this is, for the checkpoint
+    config: dict[str, Any]  # settings of the run, for its checkpoint
     validation: Callable[[Params], Tensor] | None  # held-out metric, [] or [M]; smaller is better
     extra: dict[str, Tensor]  # further state that a checkpoint must hold; restored in place
     step: int = 0  # steps taken

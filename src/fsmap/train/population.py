@@ -153,7 +153,7 @@ def _check(members: tuple[dict[str, Value], ...]) -> None:
 
 
 class PopulationState(NamedTuple):
-    """Where a population ended."""
+    """The result of training a population."""
 
     params: Params  # [M, ...]
     step: int  # steps taken
@@ -635,7 +635,7 @@ class Ensemble:
 
 
 def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
-    """How many members to vectorize; 1 (one by one) for random layers, seeded for each member."""
+    """Members per ``vmap``; 1 (none) for random layers, which are seeded for each member."""
     if chunk != "auto" and (not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}")
     M = len(members.grid)

@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What :func:`select` found."""
+    """The result of :func:`select`."""
 
     choices: tuple[Choice, ...]
     values: Tensor  # [M]  the metric of every member; inf for those that diverged

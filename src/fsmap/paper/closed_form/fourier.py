@@ -153,7 +153,7 @@ class Variant(NamedTuple):
     """One objective that is fitted to every problem."""
 
     method: str  # "ps-map" or "fs-map"
-    config: Mapping[str, Any]  # what tells the variant apart in the rows
+    config: Mapping[str, Any]  # of its rows
     form: Callable[[Any], Form] | None  # log det(𝒥 + εI) in closed form at a jitter ε
     noise_std: float  # σ of the likelihood
     jitter: float = 0.0  # ε

@@ -30,7 +30,7 @@ from fsmap.types import Batch
 
 TRUE, DOUBLED = "true log det", "doubled log det"
 WEIGHTS = {("ps-map", "none"): 0.0, ("fs-map", TRUE): 0.5, ("fs-map", DOUBLED): 1.0}
-"""What log det 𝒥 is multiplied with, by method and objective. The authors' notebook squares the
+"""Factor of log det 𝒥, by method and objective. The authors' notebook squares the
 singular values of 𝒥, which is a square already: its log-determinant is twice the true one."""
 
 CURVE = torch.linspace(-1, 1, 201, dtype=torch.float64)  # where functions are drawn

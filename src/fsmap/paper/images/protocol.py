@@ -33,7 +33,7 @@ SELECTING = ("datasets", "seeds", "compile", "graph")  # see Experiment.selectin
 
 
 class Kind(NamedTuple):
-    """What a run is, apart from its data set and seed."""
+    """A kind of run: everything but its data set and seed."""
 
     name: str  # as tables call it
     method: str = "l-map"  # ps-map, l-map, or the name of a baseline
@@ -84,7 +84,7 @@ def base_of(name: str) -> str:
 
 
 def kind_of(name: str) -> Kind:
-    """A row of the table, as it is or changed, as a kind of run."""
+    """The kind of run of a row of the table and its changes."""
     base, *texts = _parts(name)
     changes = {}
     try:
@@ -111,7 +111,7 @@ SMALL: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class ImageConfig:
-    """What all image experiments have in common; the defaults are the paper's."""
+    """Config of all image experiments; the defaults are the paper's."""
 
     datasets: tuple[str, ...] = ("fmnist", "cifar10")  # fmnist, cifar10
     seeds: int = 3  # runs of each kind
@@ -419,7 +419,7 @@ class ImageExperiment(Experiment):
         return trained(config, dataset, kind, unit["seed"], context), kind
 
     def kind(self, unit: Unit) -> Kind:
-        """What a unit trains: a row of ``image-table``."""
+        """The kind of run of a unit: a row of ``image-table``."""
         return kind_of(unit["row"])
 
 

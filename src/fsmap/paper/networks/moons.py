@@ -406,7 +406,7 @@ def merged(params: Params) -> Params:
     """The same network with its first two hidden units replaced by their mean."""
     result = {name: p.clone() for name, p in params.items()}
     for name, p in result.items():
-        if name.startswith("layers.0."):  # what comes in: the first dimension is the unit
+        if name.startswith("layers.0."):  # incoming weights: the first dimension is the unit
             p[:2] = p[:2].mean(0, keepdim=True)
     out = result["layers.1.weight"]
     out[:, :2] = out[:, :2].mean(1, keepdim=True)
@@ -570,7 +570,7 @@ class MoonsPathology(Experiment):
 
 
 class Setting(NamedTuple):
-    """What the rows say about one network at one jitter."""
+    """Results of one network at one jitter."""
 
     network: str
     jitter: float

@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
     @property
     def damage(self) -> str:
-        """What is wrong with it, and what to do."""
+        """Why the run cannot be shown, and what to do."""
         again = _command(self.id, self.folder.parent) + " --resume"
         todo = f"Restore a copy, or measure again with: {again}"
         return f"{self.folder} is damaged: {self.trouble}. {todo}"
@@ -180,7 +180,7 @@ def _other(run: Found) -> str:
 
 
 def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
-    """What is computed from rows."""
+    """The entries that are computed from rows."""
     header, units = run.content.header, run.content.units
     rows = [line.row for line in run.content.lines]
     out = run.folder.parent

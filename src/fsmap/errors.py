@@ -94,7 +94,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import a module of an ``extra`` of this package, or name the command that installs it."""
+    """Import a module of an ``extra``; MissingExtraError has the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

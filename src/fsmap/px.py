@@ -334,15 +334,15 @@ class Stream(NamedTuple):
 
     def points(self) -> torch.Generator:
         """Generator of the evaluation points, different on every rank and micro-batch."""
-        return torch.Generator().manual_seed(self._own("points"))
+        return torch.Generator().manual_seed(self._derived_seed("points"))
 
     def noise(self) -> int:
         """Seed of dropout in the evaluation pass, different on every rank and micro-batch."""
-        return self._own("noise")
+        return self._derived_seed("noise")
 
-    def _own(self, what: str) -> int:
+    def _derived_seed(self, purpose: str) -> int:
         micro = [self.micro] if self.micro else []
-        return integer(self.seed, self.step, what, self.rank, *micro)
+        return integer(self.seed, self.step, purpose, self.rank, *micro)
 
     def flat_psi(self, size: int, num: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """ψ as one tensor ``[num, size]``."""

@@ -170,7 +170,7 @@ def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module
         Linear(in_features=2, out_features=3, bias=True)
     """
     factory, options = _resolve(name)
-    options = {**_understood(factory, offered), **options}
+    options = {**_accepted(factory, offered), **options}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
@@ -219,7 +219,7 @@ def _option(part: str) -> tuple[str, Any]:
         return key, value
 
 
-def _understood(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """The ``offered`` values that the factory has a parameter for."""
     try:
         known = inspect.signature(factory).parameters

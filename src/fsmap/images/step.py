@@ -128,7 +128,7 @@ class Feeder:
         self.now = self.table[0].clone()
 
     def prepare(self, step: int) -> None:
-        """Copy the draws of a step to where :meth:`assemble` reads them."""
+        """Copy the draws of a step to the tensor that :meth:`assemble` reads."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self.epoch:
             self._load(epoch)
@@ -151,7 +151,7 @@ class Feeder:
         return Batch(x, task.train.y[now["rows"]], points)
 
     def _load(self, epoch: int) -> None:
-        """Draw an epoch: one order for all processes, crops and points for each its own."""
+        """Draw an epoch: one order for all processes; crops and points differ between them."""
         settings, group, steps = self.settings, self.group, self.steps_per_epoch
         shared = generator(settings.seed, epoch, "epoch")
         order = torch.randperm(len(self.task.train.x), generator=shared)

@@ -98,7 +98,7 @@ class Estimator:
 
 
 ESTIMATORS: dict[str, Callable[..., Estimator]] = {}
-"""By name, in the order in which messages list them."""
+"""Estimators by name, in the order of messages."""
 
 Kind = TypeVar("Kind", bound=type[Estimator])
 

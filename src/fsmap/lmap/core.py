@@ -278,13 +278,13 @@ class Regularizer:
         return self.step % self.every == 0
 
     def stream(self) -> Stream:
-        """This step's random numbers: ψ the same on every rank, evaluation points its own."""
+        """The step's random numbers: ψ is the same on every rank, evaluation points differ."""
         dist = torch.distributed
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         return Stream(self.options.seed, self.step, rank, self._micro)
 
     def params(self) -> Params:
-        """The parameters that R is about, as they are now."""
+        """The trainable parameters, live."""
         _check_not_sharded(self.module)
         return trainable(self.module)
 
@@ -497,7 +497,7 @@ def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 
 def first(out: Any, size: int, rest: int) -> Any:
-    """The output of the first ``size`` points, of one over ``size + rest`` of them."""
+    """The first ``size`` points of an output over ``size + rest`` points."""
     if isinstance(out, Tensor):
         return out[:size]
     tensors, rebuild = take_apart(out)

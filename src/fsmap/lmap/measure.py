@@ -44,7 +44,7 @@ class StepCost(NamedTuple):
     spread: float = 0.0  # largest (max − min)/median of one of the three, over the rounds
 
     def seconds(self, every: int | None = None) -> float:
-        """Seconds of a step on average, with R on every so many of them."""
+        """Mean seconds of a step if R is evaluated on every ``every``-th one."""
         k = self.every if every is None else every
         return self.active / k + self.idle * (1 - 1 / k)
 
@@ -185,7 +185,7 @@ def _peak(run: Callable[[], object], device: torch.device) -> int | None:
 
 
 class Strength(NamedTuple):
-    """R beside the loss, and the λ that follow from it; ``print`` it."""
+    """R, the loss, and the values of λ to try; ``print`` it."""
 
     R: float  # mean over the draws
     stderr: float

@@ -139,8 +139,8 @@ class TraceBound(NamedTuple):
             R = _trace(self, f, params, self.draw(f, params, stream))
         if not 0 < R < torch.inf:
             raise InputError(
-                f"R is {float(R):g} at the first parameters, so that R₀, {SHARE:.0%} of it, is no "
-                "scale. Give r0, or look at p_X and the network: its output must depend on its "
+                f"R is {float(R):g} at the initial parameters: {SHARE:.0%} of it cannot be R₀. "
+                "Give r0, or check p_X and the network: its output must depend on its "
                 "parameters and be finite."
             )
         return self._replace(r0=SHARE * R)
@@ -151,7 +151,7 @@ class TraceBound(NamedTuple):
             return next(iter(params.values())).new_zeros(())
         if self.r0 is None:
             raise InputError(
-                "R₀ is not known yet: fit and fit_population take it from the first parameters. "
+                "R₀ is not known yet: fit and fit_population take it from the initial ones. "
                 "Elsewhere give l_map(..., r0=...), or call objective.started(f, params, stream)."
             )
         R = _trace(self, f, params, draws)

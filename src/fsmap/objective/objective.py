@@ -385,7 +385,7 @@ class Objective(NamedTuple):
         return -torch.stack(list(parts.values())).sum() / self.num_data, parts
 
     def started(self, f: ModelFn, params: Params, stream: Stream) -> Objective:
-        """The objective with R₀ of ``reg_nats`` set from the first parameters, unless given."""
+        """The objective with R₀ of ``reg_nats`` set at the initial parameters, unless given."""
         if not isinstance(self.geometry, TraceBound):
             return self
         return self._replace(geometry=self.geometry.started(f, params, stream))
@@ -494,7 +494,7 @@ def l_map(
             cost.
         reg_nats: c, nats per data point: c·log(1 + R/R₀) instead of λR, whose strength does not
             depend on the size of R; see :class:`fsmap.objective.geometry.TraceBound`. 0 is PS-MAP.
-        r0: R₀ of ``reg_nats``. None: ``fit`` takes 1 % of R at the first parameters. With
+        r0: R₀ of ``reg_nats``. None: ``fit`` takes 1 % of R at the initial parameters. With
             c = d/(2N) and R₀ = dε the term bounds ½ log det(I + 𝒥/ε) for 𝒥 of rank d.
         estimator: See :func:`fsmap.trace`.
         beta: Step of the differences.

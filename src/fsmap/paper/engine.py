@@ -54,7 +54,7 @@ from fsmap.paper.rows import (
     claim_entry,
     judge,
     key_of,
-    lead,
+    margin,
     not_tested,
 )
 from fsmap.progress import progress
@@ -175,7 +175,7 @@ def judge_all(
 
     def support(effect: Mean) -> float:
         """By how many standard errors the effect is on the right side of its bound."""
-        ahead = lead(effect.mean, **{kind: options[kind]})
+        ahead = margin(effect.mean, **{kind: options[kind]})
         if not math.isfinite(ahead):
             return -math.inf
         if math.isnan(effect.stderr):

@@ -130,7 +130,7 @@ def judge(
         >>> judge("ECE falls", -0.1, 0.1, 5, below=0).reason
         'within two standard errors'
     """
-    ahead = lead(effect, **bound)
+    ahead = margin(effect, **bound)
     shown = effect if ours is None else ours
     made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
     if seeds == 0:
@@ -144,8 +144,8 @@ def judge(
     return made._replace(holds=ahead > 0)
 
 
-def lead(effect: float, **bound: float) -> float:
-    """How far an effect is on the claimed side of its bound; negative on the other side."""
+def margin(effect: float, **bound: float) -> float:
+    """Distance of an effect from its bound on the claimed side; negative on the other side."""
     match [*bound.items()]:
         case [("below", most)]:
             return most - effect

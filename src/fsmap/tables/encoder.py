@@ -70,14 +70,14 @@ class Column(NamedTuple):
     low: float = 0.0  # the smallest number in training
     high: float = 0.0  # the largest
 
-    def places(self) -> tuple[str, ...]:
+    def all_levels(self) -> tuple[str, ...]:
         """The categories with a 0/1 column."""
         return (*self.levels, ABSENT) if self.missing else self.levels
 
     def names(self) -> list[str]:
         """Names of its encoded features: ``age``, ``age is missing``, ``town=Bern``."""
         if self.kind == CATEGORY:
-            return [f"{self.name}={level}" for level in self.places()]
+            return [f"{self.name}={level}" for level in self.all_levels()]
         ends = (": days", *_CYCLES) if self.kind == DATE else ("",)
         return [self.name + end for end in ends] + [f"{self.name} is missing"] * self.missing
 
@@ -324,7 +324,7 @@ def _dates(column: Column, cells: Cells) -> Floats:
 
 
 def _categories(column: Column, cells: Cells) -> Floats:
-    place = {level: k for k, level in enumerate(column.places())}
+    place = {level: k for k, level in enumerate(column.all_levels())}
     named = [ABSENT if cell is None else cell for cell in cells]
     unseen = [level for level in named if level not in place]
     if unseen:

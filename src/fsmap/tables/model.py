@@ -43,8 +43,8 @@ from fsmap.tables.network import (
     Members,
     Options,
     TableNet,
+    assign_folds,
     best,
-    deal,
     learn,
     row_losses,
 )
@@ -145,7 +145,7 @@ class TableModel(NamedTuple):
 
 
 def load_model(path: str | Path) -> TableModel:
-    """Read a model that ``fsmap fit`` saved; CheckpointError if it is damaged or something else."""
+    """Read a model that ``fsmap fit`` saved; CheckpointError if the file is damaged or another."""
     found = files.load(Path(path), hint=HINT)
     kind = found.config.get("kind")
     if kind != KIND:
@@ -173,7 +173,7 @@ def _decode(found: files.Checkpoint) -> TableModel:
 
 
 def _ensemble(config: dict[str, Any], state: dict[str, Tensor], labels: bool) -> Members:
-    """The networks; nothing is allocated unless the tensors have the numbers that they need."""
+    """The networks; ValueError, before allocating, if the tensors do not fit the sizes."""
     sizes, edges, members = config["sizes"], config["edges"], config["members"]
     units = [sizes[0] * edges, *sizes[1:]]
     count = sum((a + 1) * b for a, b in pairwise(units)) + units[0]
@@ -302,7 +302,7 @@ def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, R
     if not 0 < options.test < 0.9:
         raise InputError(f"--test must lie between 0 and 0.9, got {options.test:g}")
     y = torch.from_numpy(target.labels(table))
-    place = deal(y, 1, options.seed, options.test)
+    place = assign_folds(y, 1, options.seed, options.test)
     if target.classes:
         place[y.bincount()[y] < 3] = -1
     test = place == 0

@@ -188,7 +188,7 @@ def learn(
     ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
     options.check()
-    folds = deal(y, options.ensemble, seed)
+    folds = assign_folds(y, options.ensemble, seed)
     wanted = METHODS if options.method == AUTO else (options.method,)
     found = {}
     if LINEAR in wanted:
@@ -207,7 +207,7 @@ def best(found: dict[str, Learned]) -> str:
     return min(found, key=lambda m: (not math.isfinite(found[m].loss), found[m].loss))
 
 
-def deal(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> Tensor:
+def assign_folds(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> Tensor:
     """The member that holds out each row, ``[N]``; -1: none.
 
     Several members hold out a part each, together all rows. One member holds out ``share`` of them.
@@ -363,7 +363,7 @@ class _Run:
             at += size
 
     def _validate(self, params: Any, tracks: list[_Track], step: int) -> None:
-        """Measure every configuration on what its members hold out."""
+        """Measure every configuration on the rows that its members hold out."""
         parts = []
         with torch.no_grad():
             for k, held in enumerate(self.held):

@@ -53,7 +53,7 @@ class MoonsConfig:
     grid: int = 40  # points of p_X along each side
     lap_points: int = 400  # points a step for L-MAP, with one ψ
     det_points: int = 64  # points a step for FS-MAP
-    seeds: int = 2  # runs; a seed decides the first values, the points and ψ
+    seeds: int = 2  # runs; a seed decides the initial values, the points and ψ
 
     def objective(self, method: str, num_data: int, jitter: Tensor | None = None) -> Objective:
         """The objective of a method at a jitter; the paper does not print the prior."""
@@ -75,7 +75,7 @@ def moons() -> Batch:
 
 
 def network(seed: int) -> MLP:
-    """The network with the first values of a seed, as ``nn.Linear`` draws them, in float64."""
+    """The network with the initial values of a seed, as ``nn.Linear`` draws them, in float64."""
     return MLP([2, 16, 16, 2], "tanh", generator=generator("moons", seed)).double()
 
 
@@ -201,7 +201,7 @@ def axes_of(pixels: int) -> list[Tensor]:
 
 PAPER_JITTERS = (1e-2, 1e-1, 1.0, 10.0)  # the four panels of the paper
 RANDOM, CHAIN = "random", "chain"
-"""Where training starts: random first values (the paper's way), or the solution of the next larger
+"""Where training starts: random initial values (the paper), or the solution of the next larger
 jitter, the first of all from PS-MAP's."""
 
 
@@ -353,7 +353,7 @@ PER_DECADE = 8
 class PathologyConfig:
     jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)  # ε > 0 that are compared with ε = 0
     decades: int = 4  # how near the path comes to the merged units: 10^-decades
-    seeds: int = 5  # first values for the optimizer
+    seeds: int = 5  # initial values for the optimizer
     steps: int = 300  # steps per stage
     stages: int = 4  # stages, each with a tenth of the learning rate of the one before
     lr: float = 0.03  # learning rate of the first stage

@@ -30,13 +30,13 @@ PERCENT = ("accuracy", "selective", "ece", "ece_scaled")
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "checkpoint CKPT": (Path, "a file, or its folder"),
-    "--out DIR": (Path, "for the JSON and pictures (CKPT's folder)"),
+    "--out DIR": (Path, "folder for the JSON and pictures (CKPT's)"),
     "--corruptions NAME*": ({"choices": ["all", *shift.CORRUPTIONS]}, "names, or all", []),
     "--severities N+": ({"type": int, "choices": shift.SEVERITIES}, "1–5", shift.SEVERITIES),
     "--shift NAME*": (str, "other test sets: cifar10.1", []),
     "--ood NAME*": (str, "out-of-distribution sets (default: by data set)"),
-    "--points N": (cli.count, "points for R (500)", 500),
-    "--limit N": (cli.count, "only so many test images; writes assessment-N"),
+    "--points N": (cli.count, "number of points for R (500)", 500),
+    "--limit N": (cli.count, "use the first N test images; writes assessment-N"),
     **cli.CLASSIFIER,
     "--json": (cli.FLAG, "JSON instead of the table"),
 }

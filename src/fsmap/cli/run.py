@@ -24,7 +24,7 @@ OPTIONS = {
     "--quick": (cli.FLAG, "small sizes: seconds, not minutes"),
     "--out DIR": (Path, "writes DIR/ID (default: runs)", Path("runs")),
     **cli.DEVICE,
-    "--seeds N": (int, "how many seeds"),
+    "--seeds N": (int, "number of seeds"),
     "--set KEY=VALUE": (
         cli.MANY,
         "change a field of the config; a list is written 1,2,3; can be repeated",
@@ -36,7 +36,7 @@ OPTIONS = {
     ),
     "--force": (
         cli.FLAG,
-        "start anew although a run is there; a finished one is kept in DIR/.fsmap/ID.previous",
+        "start anew if there is a run; a finished one is kept in DIR/.fsmap/ID.previous",
     ),
     **cli.DATA_DIR,
     "--silent": (cli.FLAG, "no progress bar"),

@@ -167,8 +167,8 @@ class PopulationState(NamedTuple):
         if self.diverged[index] >= 0:
             raise DivergedError(
                 f"member {index} ({self.grid[index]}) diverged at step "
-                f"{int(self.diverged[index])}; its parameters mean nothing. "
-                f"history.member({index}) shows how it went."
+                f"{int(self.diverged[index])}; its parameters are not usable. "
+                f"See history.member({index})."
             )
         best = None
         if self.best is not None and self.best.step[index] > 0:

@@ -164,7 +164,7 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
             raise InputError(f"{name}: no {value!r}; there are {', '.join(known)}.{hint}")
 
 
-LOOKS = 50  # how often R is measured during a run
+LOOKS = 50  # measurements of R during a long run, about
 JOINT = 128  # B and S of R in training mode, the paper's
 
 

@@ -128,7 +128,7 @@ OPTIONS["files and time"] = {
     "--resume": (cli.FLAG, "continue from the checkpoint, if any"),
     "--checkpoint-every STEPS": (
         cli.count,
-        "steps between (default: at the end of an epoch, at most once a minute)",
+        "steps between checkpoints (default: at the end of an epoch, at most once a minute)",
     ),
     "--max-seconds T": (
         partial(cli.number, least=0),

@@ -63,7 +63,7 @@ class Collated:
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset)):
             raise InputError(
                 "evaluation points are drawn by index, and this "
-                f"{type(dataset).__name__} has none. Give px: a Dataset with a length, or "
+                f"{type(dataset).__name__} has no length. Give px: a Dataset with a length, or "
                 "one of fsmap.px."
             )
         self.dataset, self.collate = dataset, collate

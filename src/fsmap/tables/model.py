@@ -145,7 +145,7 @@ class TableModel(NamedTuple):
 
 
 def load_model(path: str | Path) -> TableModel:
-    """Read a model that ``fsmap fit`` saved; CheckpointError if the file is damaged or another."""
+    """Read a model that ``fsmap fit`` saved; CheckpointError if it is damaged or another file."""
     found = files.load(Path(path), hint=HINT)
     kind = found.config.get("kind")
     if kind != KIND:

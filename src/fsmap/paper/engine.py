@@ -450,15 +450,15 @@ class Job:
         lacks = experiment.device == "gpu" and device.type == "cpu" and not options.quick
         if self.lenient and lacks:
             again = options.command(experiment.id)
-            return self.end("skipped", f"needs a GPU at full size. Try: {again} --quick")
+            return self.outcome("skipped", f"needs a GPU at full size. Try: {again} --quick")
         units = [*{key_of(unit): unit for unit in experiment.units(self.config)}.values()]
         if not units:
             raise InputError(f"there is nothing to do with this config: {self.config}.")
         with folder.lock():
             if self.lenient and folder.finished and not (options.resume or options.force):
-                return self.end("kept", "finished before; --force runs it again")
+                return self.outcome("kept", "finished before; --force runs it again")
             if not self._open(units, say):
-                return self.end("kept", "finished before")
+                return self.outcome("kept", "finished before")
             done = folder.done()
             left = [unit for unit in units if key_of(unit) not in done]
             with progress(len(left), label, silent=options.silent) as bar:
@@ -475,7 +475,7 @@ class Job:
                     bar.update(index + 1)
             if options.resume:
                 folder.tidy(folder.header(), units)
-            return self.end("finished", summary=publish(experiment, folder))
+            return self.outcome("finished", summary=publish(experiment, folder))
 
     def _measure(
         self, unit: Unit, device: torch.device, advance: Callable[[float | str], None]
@@ -496,7 +496,7 @@ class Job:
         values = (item._replace(value=plain(item.value)) for item in measured)
         return [Row(**around, **item._asdict()) for item in values], seconds
 
-    def end(self, status: str, reason: str = "", **more: Any) -> Outcome:
+    def outcome(self, status: str, reason: str = "", **more: Any) -> Outcome:
         """The outcome of this run."""
         return Outcome(self.experiment.id, status, self.folder.path, reason, **more)
 
@@ -535,13 +535,13 @@ class Job:
         """The outcome after an error: skipped if data are missing and ``lenient``, else failed."""
         if isinstance(error, FsmapError):
             skip = self.lenient and isinstance(error, MissingDataError)
-            return self.end("skipped" if skip else "failed", str(error), error=error)
+            return self.outcome("skipped" if skip else "failed", str(error), error=error)
         reason = str(error)
         if is_bug(error):
             reason = "".join(traceback.format_exception(error)).rstrip()
         again = self.options.command(self.experiment.id, resume=True)
         reason += f"\nFinished units are kept. Once this is fixed, continue with: {again}"
-        return self.end("failed", reason, error=error)
+        return self.outcome("failed", reason, error=error)
 
 
 def is_bug(error: BaseException | None) -> bool:

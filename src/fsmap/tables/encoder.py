@@ -155,7 +155,7 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
         return _number(name, values, mark)
     for dates in _FORMATS if form is None else (form,):
         try:
-            days = [_moment(cell, dates)[0] for cell in filled]
+            days = [_parse_date(cell, dates)[0] for cell in filled]
         except ValueError:
             continue
         low, high, missing = min(days), max(days), len(filled) < len(cells)
@@ -224,8 +224,8 @@ def _are_codes(cells: Sequence[str]) -> bool:
     return one_length and len(cells[0]) > 1 and any(cell[0] == "0" for cell in cells)
 
 
-def _moment(cell: str, form: str) -> tuple[float, datetime.datetime]:
-    """Days since 1970, and the moment."""
+def _parse_date(cell: str, form: str) -> tuple[float, datetime.datetime]:
+    """Days since 1970, and the date with its time."""
     head, _, tail = cell.strip().replace("T", " ", 1).partition(" ")
     day = datetime.datetime.strptime(head, form)  # noqa: DTZ007
     if tail:
@@ -312,7 +312,7 @@ def _dates(column: Column, cells: Cells) -> Floats:
             rows.append([column.fill] + [0.0] * 6)
             continue
         try:
-            days, when = _moment(cell, column.form)
+            days, when = _parse_date(cell, column.form)
         except ValueError as error:
             raise InputError(
                 f"column {column.name!r} held dates ({column.form}), but row {row + 1} is {cell!r}"

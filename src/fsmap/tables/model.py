@@ -275,7 +275,7 @@ def fit_table(
         say(f"{method}: {len(one.search)} configurations, held-out loss {one.loss:.4g}")
     spreads = {m: _spread(one, y[train], goal) for m, one in learned.items()}
     out = {m: one.module.outputs(x[test]) for m, one in learned.items()}
-    out |= _others(x[train].numpy(), y[train], x[test].numpy(), options.seed)
+    out |= _baselines(x[train].numpy(), y[train], x[test].numpy(), options.seed)
     measured = {m: _measure(o, y[test], goal, spreads.get(m)) for m, o in out.items()}
     importance = _importance(learned[chosen], encoder, x[test], y[test], options.seed)
     why = "is best on held-out rows" if len(learned) > 1 else "was asked for"
@@ -323,7 +323,7 @@ def _constant(y: Tensor) -> Tensor:
     return ((y.bincount().double() + 1e-9) / len(y)).log()[None]
 
 
-def _others(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
+def _baselines(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
     """Outputs of the best constant and of scikit-learn's gradient boosting."""
     from sklearn import ensemble
 

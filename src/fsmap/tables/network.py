@@ -260,7 +260,7 @@ class _Run:
         self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
         self.shuffle = torch.Generator().manual_seed(seed)
         members = [folds == k for k in range(self.F)]
-        self.held = [_some(rows.nonzero()[:, 0], MOST_HELD).to(device) for rows in members]
+        self.held = [_subsample(rows.nonzero()[:, 0], MOST_HELD).to(device) for rows in members]
         self.train_rows = [(~rows).nonzero()[:, 0].to(device) for rows in members]
 
     def make(self, seed: int) -> TableNet:
@@ -273,14 +273,14 @@ class _Run:
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
             penalized = kind == "l-map" and self.options.reg_nats is None  # by λR
-            unit = self._unit() if penalized and strength == AUTO else 0.0
+            unit = self._unit_strength() if penalized and strength == AUTO else 0.0
             for usual, share in STRENGTHS[:1] if large else STRENGTHS:
                 w = usual if decay == AUTO else float(decay)
                 lam = float(f"{share * unit:.1e}") if strength == AUTO else float(strength)
                 found.append(Config(kind, w, lam if penalized else 0.0))
         return list(dict.fromkeys(found))
 
-    def _unit(self) -> float:
+    def _unit_strength(self) -> float:
         """The λ at which λR before training is the loss of a constant."""
         params, _ = stack_module_state([self.make(self.seed + k) for k in range(self.F)])
         with torch.no_grad():
@@ -395,8 +395,8 @@ class _Run:
         return found
 
 
-def _some(rows: Tensor, most: int) -> Tensor:
-    """At most so many of the rows, evenly spread."""
+def _subsample(rows: Tensor, most: int) -> Tensor:
+    """At most ``most`` of the rows, evenly spread."""
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).long()]
 
 
@@ -476,7 +476,7 @@ def quantile_edges(x: Tensor) -> Tensor:
     """Quantiles of each column, ``[D, T + 1]``; equal ones are moved apart."""
     if x.shape[1] > MOST_BINNED:
         return torch.zeros(x.shape[1], 1)
-    levels, some = np.linspace(0, 1, BINS + 1), _some(x, 10_000).double().numpy()
+    levels, some = np.linspace(0, 1, BINS + 1), _subsample(x, 10_000).double().numpy()
     edges = torch.from_numpy(np.quantile(some, levels, axis=0, method="inverted_cdf")).T
     for k in range(1, BINS + 1):
         edges[:, k] = torch.maximum(edges[:, k], edges[:, k - 1] + 1e-2)

@@ -107,11 +107,11 @@ def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]]]:
         if len(row) != width:
             raise InputError(
                 f"{path}: row {number} has {len(row)} cells and the header has {width} "
-                f"(separator {separator!r}): {_some(row)}. Is this a CSV, and is a text with a "
+                f"(separator {separator!r}): {_listed(row)}. Is this a CSV, and is a text with a "
                 "separator in it quoted?"
             )
     if not rows:
-        raise InputError(f"{path} has column names ({_some(header)}) and no rows.")
+        raise InputError(f"{path} has column names ({_listed(header)}) and no rows.")
     return header, rows
 
 
@@ -153,11 +153,11 @@ def _check_names(path: Path, names: list[str]) -> None:
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise InputError(
-            f"{path} has several columns named {_some(twice)}. Rename or remove one of each."
+            f"{path} has several columns named {_listed(twice)}. Rename or remove one of each."
         )
     if len(names) > 1 and all(_is_number(name) for name in names):
         raise InputError(
-            f"the first line of {path} is {_some(names)}: data, not column names. Add a line of "
+            f"the first line of {path} is {_listed(names)}: data, not column names. Add a line of "
             "names at the top."
         )
     if "" in names[1:]:
@@ -172,7 +172,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _some(items: Sequence[str]) -> str:
+def _listed(items: Sequence[str]) -> str:
     """The first few items, quoted."""
     more = f" and {len(items) - 6} more" if len(items) > 6 else ""
     return ", ".join(map(repr, items[:6])) + more

@@ -148,6 +148,6 @@ def test_a_lock_that_was_removed_meanwhile_is_not_held(tmp_path: Path, monkeypat
             path.touch()
         return True
 
-    monkeypatch.setattr(files, "_held", held)
+    monkeypatch.setattr(files, "_take_lock", held)
     with pytest.raises(InputError, match="another process"), exclusive(path, tmp_path):
         pass

@@ -43,7 +43,7 @@ class CheckpointError(FsmapError, OSError):
 
 
 class MissingDataError(FsmapError, FileNotFoundError):
-    """A data set is not where it was looked for."""
+    """A data set was not found."""
 
 
 class MissingExtraError(FsmapError, ImportError):
@@ -55,11 +55,11 @@ class DivergedWarning(UserWarning):
 
 
 class EdgeOfGridWarning(UserWarning):
-    """The best value of a search lies at the end of what was searched."""
+    """The best value of a search lies at the edge of the searched grid."""
 
 
 class FallbackWarning(UserWarning):
-    """An estimator was replaced by another one, said once."""
+    """An estimator was replaced by another one, or a compiled function by the eager one."""
 
 
 class NonFiniteWarning(UserWarning):
@@ -71,7 +71,7 @@ class CollapseWarning(UserWarning):
 
 
 class MissingEveryWarning(UserWarning):
-    """R was left out on some steps, and the penalty was not told on how many."""
+    """R was left out on some steps, and the penalty was called without ``every``."""
 
 
 class UnseenStatisticsWarning(UserWarning):
@@ -94,7 +94,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import a module of an ``extra`` of this package, or name the command that installs it."""
+    """Import a module of an ``extra``; MissingExtraError has the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

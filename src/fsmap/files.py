@@ -59,7 +59,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def remove_partial(path: Path) -> None:
-    """Remove what killed writers of this file left; only while no other process writes it."""
+    """Remove partial files of killed writers; only while no other process writes this file."""
     for left in path.parent.glob(glob.escape(beside(path, "").name) + "*.partial"):
         with suppress(OSError):
             left.unlink()
@@ -98,7 +98,7 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
             f"cannot write to {folder}: {error.strerror}. Choose another place, or --out."
         ) from error
     with file:
-        held = _held(file.fileno()) and lock.exists()  # it may have been removed meanwhile
+        held = _take_lock(file.fileno()) and lock.exists()  # it may have been removed meanwhile
         if not (held and os.path.samestat(os.fstat(file.fileno()), lock.stat())):
             raise InputError(
                 f"another process is writing to {folder}. "
@@ -115,8 +115,8 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
                             place.rmdir()
 
 
-def _held(descriptor: int) -> bool:
-    """Take a lock that the system releases when the process dies, however it dies."""
+def _take_lock(descriptor: int) -> bool:
+    """Take a lock that the system releases when the process dies; False if it is taken."""
     try:
         import fcntl
 
@@ -178,6 +178,6 @@ def commit(package: Path = PACKAGE) -> str:
 
 
 def circumstances(device: str) -> dict[str, str]:
-    """What a row says about its origin."""
+    """Commit, torch version and device, which every row holds."""
     card = f" ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else ""
     return {"commit": commit(), "torch": torch.__version__, "device": device + card}

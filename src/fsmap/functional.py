@@ -31,16 +31,16 @@ Forward = Callable[..., Any]
 
 
 class State(NamedTuple):
-    """What one pass through a module made besides its output."""
+    """Buffers and output tensors after one pass through a module."""
 
     buffers: dict[str, Tensor]  # after the pass: running statistics
     parts: tuple[Tensor, ...] = ()  # tensors of the output, if the module returned an object
 
 
 def take_apart(out: Any) -> tuple[tuple[Tensor, ...], Callable[[Iterable[Tensor]], Any]]:
-    """The tensors of an output object, and what makes the same object of other ones."""
+    """The tensors of an output object, and a function that rebuilds it from other tensors."""
     leaves, spec = tree_flatten(out)
-    kind = None  # for containers that torch knows
+    kind = None  # for containers that pytree knows
     if len(leaves) == 1 and leaves[0] is out and not isinstance(out, Tensor):
         kind = type(out)
         leaves, spec = tree_flatten(dict(vars(out)))
@@ -119,7 +119,7 @@ class Functional:
         return out, State(buffers, parts)
 
     def _check_names(self, params: Params) -> None:
-        """Refuse names that ``functional_call`` would ignore; a part of the names is allowed."""
+        """Raise for names that ``functional_call`` would ignore; a subset of names is allowed."""
         if params and params.keys() <= self._names:
             return
         self._names = {n for n, _ in self.module.named_parameters(remove_duplicate=False)}
@@ -132,7 +132,7 @@ class Functional:
             )
 
     def tensor(self, module: nn.Module, x: Inputs) -> Tensor:
-        """What ``module`` returns as it stands, called the way this function calls it."""
+        """The output tensor of a call of another module, by the same ``forward``."""
         return tensor_of(self._call._forward_fn(module, x))
 
     def plain(self, x: Inputs) -> Tensor:
@@ -140,7 +140,7 @@ class Functional:
         return tensor_of(self._call(x))
 
     def raw(self, x: Inputs) -> Any:
-        """What an ordinary call returns, as it is."""
+        """The return value of an ordinary call."""
         return self._call(x)
 
 
@@ -177,7 +177,7 @@ def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Fu
         kind = getattr(given, "__name__", type(given).__name__)
         raise UnsupportedModuleError(
             f"functional takes an nn.Module, got {kind}. A function f(params, x) of your own needs "
-            "no wrapping: pass it where f is asked for."
+            "no wrapping: pass it as f."
         )
     call: object = forward
     if not (call is None or callable(call)):
@@ -249,7 +249,7 @@ def num_points(x: Inputs) -> int:
 
 
 def check_points(x: Inputs) -> None:
-    """Raise InputError if ``x`` is empty, has NaN or inf, or its tensors disagree about S."""
+    """Raise InputError if ``x`` is empty, has NaN or inf, or its tensors differ in S."""
     leaves = _tensors(x)
     if len({leaf.shape[:1] for leaf in leaves}) > 1 or not all(leaf.ndim for leaf in leaves):
         raise InputError(
@@ -335,17 +335,17 @@ FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
 def is_pointwise(f: ModelFn) -> bool:
-    """Whether f treats each point alone; a plain function is taken to."""
+    """Whether f treats each point alone; assumed of a plain function."""
     return bool(getattr(f, "pointwise", True))
 
 
 def outputs(f: ModelFn, params: Params, x: Inputs) -> Tensor:
-    """F at the points, trailing dimensions flattened: ``[S, K]``."""
+    """Outputs at the points, trailing dimensions flattened: ``[S, K]``."""
     return flat(run(f, params, x)[0], x)
 
 
 def run(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
-    """One plain pass: f, and what the pass left behind (nothing, for a plain function)."""
+    """Output and state of one plain pass; the state of a plain function is empty."""
     try:
         return with_state(f, params, x)
     except FAILURES as error:
@@ -447,7 +447,7 @@ DROP_RATES = ("p", "dropout", "drop_prob", "dropout_p", "attention_dropout", "dr
 
 
 class NoiseReplay:
-    """Gives several passes the same random layers: call it before each of them but the first."""
+    """Gives several passes the same dropout masks: call it before each pass but the first."""
 
     def __init__(self, f: ModelFn, params: Params) -> None:
         device = next(iter(params.values())).device
@@ -459,7 +459,7 @@ class NoiseReplay:
                 self._restore.append(partial(torch.cuda.set_rng_state, state, device))
 
     def __call__(self) -> None:
-        """Go back to the remembered state."""
+        """Restore the random state."""
         for restore in self._restore:
             restore()
 
@@ -481,7 +481,7 @@ def is_random(module: nn.Module) -> bool:
     if not module.training:
         return False
     own, shared = vars(module), type(module)
-    for name in DROP_RATES:  # looked up so because nn.Module answers a missing attribute slowly
+    for name in DROP_RATES:  # getattr(module, name) is slow for a missing attribute
         rate = own[name] if name in own else getattr(shared, name, None)
         if isinstance(rate, int | float) and 0 < rate <= 1:
             return True
@@ -489,7 +489,7 @@ def is_random(module: nn.Module) -> bool:
 
 
 def may_couple(module: nn.Module) -> bool:
-    """Whether it is of a kind that draws random numbers or couples points, in whatever mode."""
+    """Whether the module can draw random numbers or couple points, in either mode."""
     named = any(hasattr(module, name) for name in DROP_RATES)
     return named or isinstance(module, _BatchNorm | nn.RReLU)
 
@@ -500,14 +500,14 @@ def couples_points(module: nn.Module) -> bool:
 
 
 class Replacing(TorchFunctionMode):
-    """Within it, functions are replaced by others, wherever a model calls them."""
+    """Context manager that replaces functions wherever a model calls them."""
 
     def __init__(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
         super().__init__()
         self._replaced = replaced
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, or what stands for it."""
+        """Call the function or its replacement."""
         if func is torch.Tensor.unflatten:  # calls super(), which the compiler cannot trace here
             func = torch.unflatten
         return self._replaced.get(func, func)(*args, **(kwargs or {}))
@@ -547,7 +547,7 @@ def no_recomputation() -> Iterator[None]:
             yield
     except RuntimeError as error:
         frames = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
-        if saved_tensors_hooks.__enter__.__code__ in frames:  # it was refused here
+        if saved_tensors_hooks.__enter__.__code__ in frames:  # saved-tensor hooks
             raise UnsupportedModuleError(RECOMPUTES) from error
         raise
 
@@ -613,7 +613,7 @@ def check_positive(name: str, value: float | Tensor) -> None:
         raise InputError(f"{name} must be finite and > 0, got {bad[0].item():g}")
 
 
-ALWAYS = 2**26  # bytes that are taken to fit
+ALWAYS = 2**26  # bytes up to which memory is not checked
 SHARE = 0.8  # of the free memory that may be used
 
 
@@ -636,5 +636,5 @@ def _read(path: str) -> str:
 
 
 def fits(needed: int, device: torch.device) -> bool:
-    """Whether so many bytes may be allocated."""
+    """Whether ``needed`` bytes may be allocated."""
     return needed <= ALWAYS or needed <= SHARE * free_bytes(device)

@@ -115,10 +115,10 @@ def selective_curve(logits: ArrayLike, y: ArrayLike) -> SelectiveCurve:
 
 
 def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike) -> float:
-    """How well the entropy of predictions tells foreign points from familiar ones.
+    """Area under the ROC curve of out-of-distribution detection by predictive entropy.
 
-    The probability that a foreign point (of ``logits_out``) has a larger entropy than a familiar
-    one (one half for ties), which is the area under the ROC curve.
+    The probability that a point of ``logits_out`` has a larger entropy than one of ``logits_in``
+    (one half for ties).
     """
     inside, outside = _logits(logits_in).flatten(0, -2), _logits(logits_out).flatten(0, -2)
     if inside.shape[1] != outside.shape[1]:

@@ -263,7 +263,7 @@ class Mixture:
 
 
 class FromFunction:
-    """Points by a function of the user's, ``(n, generator) -> x``."""
+    """Points from a function of the user, ``(n, generator) -> x``."""
 
     def __init__(self, function: Callable[[int, torch.Generator], Inputs]) -> None:
         self.function = function
@@ -271,7 +271,7 @@ class FromFunction:
         try:
             inspect.signature(function).bind(1, None)
         except TypeError as error:
-            raise InputError(f"{self!r} is no function (n, generator) -> x: {error}") from error
+            raise InputError(f"{self!r} is not a function (n, generator) -> x: {error}") from error
         except ValueError:  # a built-in function has no signature
             pass
 
@@ -299,7 +299,7 @@ class FromFunction:
 
 
 def as_px(obj: Any) -> EvalDistribution:
-    """An evaluation distribution out of what a user may hand over.
+    """Convert a distribution, data or a function to an evaluation distribution.
 
     Args:
         obj: A distribution of this module (or anything with ``sample(n, generator)`` and ``to``);
@@ -314,7 +314,7 @@ def as_px(obj: Any) -> EvalDistribution:
 
 
 def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
-    """S evaluation points where the parameters are, and in their dtype."""
+    """S evaluation points on the device and in the dtype of the parameters."""
     like = next(iter(params.values()))
     return move_points(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
 
@@ -333,16 +333,16 @@ class Stream(NamedTuple):
     micro: int = 0  # which micro-batch of the step
 
     def points(self) -> torch.Generator:
-        """Generator of the evaluation points: another one on every rank and micro-batch."""
-        return torch.Generator().manual_seed(self._own("points"))
+        """Generator of the evaluation points, different on every rank and micro-batch."""
+        return torch.Generator().manual_seed(self._derived_seed("points"))
 
     def noise(self) -> int:
-        """Seed of the random layers (dropout) of the evaluation pass: another one each time."""
-        return self._own("noise")
+        """Seed of dropout in the evaluation pass, different on every rank and micro-batch."""
+        return self._derived_seed("noise")
 
-    def _own(self, what: str) -> int:
+    def _derived_seed(self, purpose: str) -> int:
         micro = [self.micro] if self.micro else []
-        return integer(self.seed, self.step, what, self.rank, *micro)
+        return integer(self.seed, self.step, purpose, self.rank, *micro)
 
     def flat_psi(self, size: int, num: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """ψ as one tensor ``[num, size]``."""
@@ -361,7 +361,7 @@ class Stream(NamedTuple):
         return randn_like(num, like, generator(self.seed, self.step, name, device=like.device))
 
     def signs(self, num: int, size: int, like: Tensor) -> Tensor:
-        """Random signs ``[num, size]``: other ones on every rank."""
+        """Random signs ``[num, size]``, different on every rank."""
         return rademacher(num, size, generator(self.seed, self.step, "signs", self.rank), like)
 
 
@@ -394,7 +394,7 @@ def _in_memory(data: Any) -> Inputs:
     if mapped and not isinstance(data, list | str | IterableDataset):
         return _read(DataLoader(data, batch_size=256))
     raise InputError(
-        f"{reprlib.repr(data)} ({type(data).__name__}) is no evaluation distribution. Allowed are "
+        f"{reprlib.repr(data)} ({type(data).__name__}) is not an evaluation distribution. Allowed: "
         "px.Uniform, px.Normal, px.Empirical, px.Lattice and px.Mixture, a tensor or array "
         "[D, ...], a tuple or dict of them, a map-style Dataset, a DataLoader (also around an "
         "iterable Dataset), or a function (n, generator) -> x. Stack a list with torch.stack."
@@ -402,7 +402,7 @@ def _in_memory(data: Any) -> Inputs:
 
 
 def _read(loader: DataLoader[Any]) -> Inputs:
-    """Everything a loader yields, concatenated."""
+    """All batches of a loader, concatenated."""
     batches: list[Inputs] = []
     size = 0
     try:

@@ -51,8 +51,8 @@ def test_two_processes(tmp_path: Path, subtests: pytest.Subtests) -> None:
         for name in ("LMAP", "LaplacianPenalty", *fsdp1):
             assert "would ignore ψ" in refused[name]
             assert "fsmap.InPlacePenalty" in refused[name]
-        drown = "Linear computes in bfloat16, in which differences of size beta=0.001 drown"
-        assert drown in refused["half"]
+        lost = "Linear computes in bfloat16, in which a step of beta=0.001 is lost in rounding"
+        assert lost in refused["half"]
         assert "'exact' cannot go through SyncBatchNorm" in refused["exact"]
     half = found.pop("fsdp, bf16")
     with subtests.test("FSDP2 in bf16"):

@@ -12,7 +12,7 @@ from fsmap.errors import DivergedError
 from fsmap.functional import functional
 from fsmap.objective.objective import Gaussian, Normal
 from fsmap.paper.closed_form import fourier, mixture, reparam, theory
-from fsmap.paper.closed_form.fourier import FourierConfig, double, draw_problem, uniform_variants
+from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem, uniform_variants
 from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig
 from fsmap.types import Batch
 from oracles import logdet_slow
@@ -91,7 +91,7 @@ def test_the_narrow_distribution_keeps_what_is_not_rounding():
     config = dataclasses.replace(fourier.FourierPX.quick, num_points=500)
     factor = fourier.narrow_factor(config)
     assert 40 <= len(factor) <= 50
-    x = 0.2 * torch.rand(500, **double(0)) - 0.1
+    x = 0.2 * torch.rand(500, **fourier.draw_options(0)) - 0.1
     assert_close(factor.mT @ factor, config.model().gram(x), rtol=0, atol=1e-15)
 
 
@@ -206,34 +206,34 @@ def test_newton_finds_a_maximum_to_the_last_digit_or_says_that_it_did_not():
 
 
 def test_regression_is_the_function_plus_noise():
-    data = fourier.regression(torch.sin, 20_000, noise_std=0.1, low=-3.0, **double(0))
+    data = fourier.regression(torch.sin, 20_000, noise_std=0.1, low=-3.0, **fourier.draw_options(0))
     assert data.x.shape == data.y.shape == (20_000,)
     assert -3 <= data.x.min() < data.x.max() <= 1
     assert data.x.mean().item() == pytest.approx(-1, abs=0.05)
     residual = data.y - data.x.sin()
     assert residual.std().item() == pytest.approx(0.1, rel=0.02)
     assert abs(residual.mean()) < 0.003
-    exact = fourier.regression(torch.cos, 50, **double(0))
+    exact = fourier.regression(torch.cos, 50, **fourier.draw_options(0))
     assert_close(exact.y, exact.x.cos(), rtol=0, atol=0)
 
 
 def test_two_bumps():
-    data = mixture.two_bumps(num_left=5_000, **double(0))
+    data = mixture.two_bumps(num_left=5_000, **fourier.draw_options(0))
     assert (data.x[-1], data.y[-1]) == (0.7, 0.1)
     left, height = data.x[:-1], data.y[:-1]
     assert left.mean().item() == pytest.approx(-0.5, abs=0.01)
     assert left.std().item() == pytest.approx(0.2, rel=0.05)
     noise = height - torch.exp(-(left + 0.5).square() / 0.03)
     assert noise.std().item() == pytest.approx(0.1, rel=0.05)
-    one, same, other = (mixture.two_bumps(**double(seed)) for seed in (1, 1, 2))
+    one, same, other = (mixture.two_bumps(**fourier.draw_options(seed)) for seed in (1, 1, 2))
     assert len(one.x) == 11
     assert_close(one, same, rtol=0, atol=0)
     assert (one.y[:5] != other.y[:5]).all()
 
 
 def test_fourier_sum_is_the_sum():
-    f = fourier.fourier_sum(3, **double(4))
-    a, b = torch.randn(2, 3, **double(4))
+    f = fourier.fourier_sum(3, **fourier.draw_options(4))
+    a, b = torch.randn(2, 3, **fourier.draw_options(4))
     x = torch.linspace(0, 1, 5)
     by_hand = sum(a[i] * ((i + 1) * x).sin() + b[i] * ((i + 1) * x).cos() for i in range(3))
     assert_close(f(x), by_hand)

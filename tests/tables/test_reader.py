@@ -75,7 +75,7 @@ def test_what_is_written_can_be_read(written):
         ("a,b,a\n1,2,3\n", "has several columns named 'a'. Rename or remove"),
         ("1.5,2\n3,4\n", "is '1.5', '2': data, not column names. Add a line of names"),
         ("a,,b\n1,2,3\n", "column 2 of the header has no name"),
-        ("<html><body>404</body></html>", "is no CSV: it looks like HTML or XML"),
+        ("<html><body>404</body></html>", "is not a CSV: it looks like HTML or XML"),
         ('{"a": [1, 2]}', "it looks like JSON. Export it as CSV"),
         (b"PK\x03\x04rest", r"a zip archive or an Excel workbook \(.xlsx\)"),
         (b"\x7fELF\x00\x01", "it looks like a binary file"),

@@ -1,1 +1,1 @@
-"""What a trained model is like: calibration, shift, flatness, distance to the model average."""
+"""Measurements of trained models: calibration, shift, flatness, distance to the model average."""

@@ -103,7 +103,7 @@ def landscape(
 
 
 def flatness(found: Landscape, within: float = 1.0) -> float:
-    """How much the mean loss rises within a distance: lower is flatter.
+    """Mean rise of the loss within a distance: lower is flatter.
 
     Mean of loss(α) − loss(0) over the steps with |α| up to ``within``, by the trapezoidal rule:
     finer steps bring it nearer to the integral and change little else.

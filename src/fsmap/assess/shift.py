@@ -1,4 +1,4 @@
-"""All that ``fsmap assess`` says about an image classifier: clean, shifted and foreign images.
+"""Metrics of an image classifier on clean, shifted and out-of-distribution images.
 
 Corruptions are computed here in five severities, bytes in, bytes out, deterministic. The
 families are those that CIFAR-10-C made usual (noise, blur, changes of light, digital artefacts);
@@ -38,9 +38,9 @@ class Predictions(NamedTuple):
 def measure(test: Predictions, temperature: float | None) -> dict[str, float]:
     """All metrics of a set by name: fractions in [0, 1], NLL in nats.
 
-    The temperature must come from held-out data: one fitted on the same points would flatter. None
-    scales nothing. Selective prediction ranks by entropy, which temperature changes a little; the
-    unscaled value is the paper's.
+    The temperature must come from held-out data: fitted on these points it gives too low an NLL and
+    ECE. None scales nothing. Selective prediction ranks by entropy, which temperature changes a
+    little; the unscaled value is the paper's.
     """
     calibration = {"nll": metrics.nll, "ece": metrics.ece, "brier": metrics.brier}
     found = {
@@ -55,11 +55,11 @@ def measure(test: Predictions, temperature: float | None) -> dict[str, float]:
 
 
 class Assessment(NamedTuple):
-    """What was measured; fractions in [0, 1], NLL in nats."""
+    """The metrics of a classifier; fractions in [0, 1], NLL in nats."""
 
     temperature: float | None  # T of the held-out images
     sets: dict[str, dict[str, float]]  # metrics of "clean", "cifar10.1", "NAME SEVERITY"
-    ood: dict[str, float]  # AUROC by foreign set
+    ood: dict[str, float]  # AUROC by out-of-distribution set
     laplacian: dict[str, tuple[float, float]]  # R(θ) and its standard error by set of points
     reliability: dict[str, metrics.Reliability]  # clean, before and after scaling
     selective: metrics.SelectiveCurve  # clean
@@ -71,7 +71,7 @@ class Assessment(NamedTuple):
 
 
 class Classifier(NamedTuple):
-    """A network and what makes its inputs of bytes."""
+    """A network and the normalization of its inputs."""
 
     module: nn.Module
     normalize: Normalization
@@ -95,9 +95,9 @@ def assess_images(
     """Measure a classifier.
 
     The temperature comes from ``held_out``, which nothing else has used; without it nothing is
-    scaled. ``foreign`` images are for OOD detection, ``shifted`` ones are labelled images of other
+    scaled. ``foreign`` images are out-of-distribution, ``shifted`` ones labelled images of other
     distributions, ``corruptions`` are names and severities, applied to ``test``. R(θ) is taken at
-    ``points``; ``advance`` is called with the name of what is measured next.
+    ``points``; ``advance`` is called with the name of each measurement before it starts.
     """
     T = None
     if held_out is not None and len(held_out.x):

@@ -27,19 +27,19 @@ COMMANDS = "list run report fit predict train assess landscape doctor data".spli
 
 EPILOG = """\
 Examples:
-  fsmap list                      what there is to run
+  fsmap list                      all experiments
   fsmap run fourier --quick       one figure of the paper, in seconds
-  fsmap report runs               a page with ours beside the paper's
+  fsmap report runs               a page with our results beside the paper's
 
 `fsmap COMMAND --help` says more.
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in the form of all others: one line on stderr, exit code 2."""
+    """A parser whose errors look like all others: one line on stderr, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where help is."""
+        """Print the error and how to get help."""
         self.exit(2, f"fsmap: {message}\nSee `{self.prog} --help`.\n")
 
 
@@ -64,8 +64,8 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command with ``argv``, by default the arguments of the process.
 
-    The exit code is 0 done, 1 a bug, 2 a mistake the message explains, 130 interrupted, 143
-    training was asked to terminate.
+    The exit code is 0 if done, 1 for a bug, 2 for an error that the message explains, 130 if
+    interrupted, 143 if training got SIGTERM.
     """
     words = sys.argv[1:] if argv is None else argv
     parser = build_parser(words)
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.handler(arguments) or 0)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `fsmap list | head`: the reader has had enough
+    except BrokenPipeError:  # `fsmap list | head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (FsmapError, OSError) as error:
@@ -162,7 +162,7 @@ def check_places(arguments: argparse.Namespace) -> None:
 
 
 def check_installed(*modules: str, extra: str) -> None:
-    """Raise MissingExtraError before the work, not after it."""
+    """Raise MissingExtraError if a module is missing: before the work, not after it."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             require(module, extra=extra)

@@ -30,20 +30,20 @@ PERCENT = ("accuracy", "selective", "ece", "ece_scaled")
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "checkpoint CKPT": (Path, "a file, or its folder"),
-    "--out DIR": (Path, "for the JSON and pictures (CKPT's folder)"),
+    "--out DIR": (Path, "folder for the JSON and pictures (CKPT's)"),
     "--corruptions NAME*": ({"choices": ["all", *shift.CORRUPTIONS]}, "names, or all", []),
     "--severities N+": ({"type": int, "choices": shift.SEVERITIES}, "1–5", shift.SEVERITIES),
     "--shift NAME*": (str, "other test sets: cifar10.1", []),
-    "--ood NAME*": (str, "foreign sets (by data set)"),
-    "--points N": (cli.count, "points for R (500)", 500),
-    "--limit N": (cli.count, "only so many test images; writes assessment-N"),
+    "--ood NAME*": (str, "out-of-distribution sets (default: by data set)"),
+    "--points N": (cli.count, "number of points for R (500)", 500),
+    "--limit N": (cli.count, "use the first N test images; writes assessment-N"),
     **cli.CLASSIFIER,
     "--json": (cli.FLAG, "JSON instead of the table"),
 }
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure, write, and say what was found."""
+    """Measure, write the files, print the results."""
     cli.check_installed("matplotlib", extra="report")
     at, data_dir = arguments.checkpoint, arguments.data_dir
     module, progress = load_classifier(at, arguments)
@@ -81,12 +81,12 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         cli.say(json.dumps(described))
     else:
-        _tell(found)
+        _print(found)
         cli.say(f"\n{out}/{name}.json, .svg and .png written")
 
 
 def _foreign(given: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:
-    """Images of other sets: those asked for, or the usual one where it is there."""
+    """Out-of-distribution images: the sets of --ood, or the default one if its files are here."""
     facts, asked = facts_of(settings.data), given.ood
     if settings.generated:
         return {"generated": generate(facts.shape, 1_000, seed=2).x}
@@ -100,7 +100,7 @@ def _foreign(given: argparse.Namespace, settings: ImageSettings) -> dict[str, Te
         return {}
 
 
-def _tell(found: shift.Assessment) -> None:
+def _print(found: shift.Assessment) -> None:
     def cell(values: dict[str, float], metric: str) -> str:
         scale = 100 if metric in PERCENT else 1
         return number(scale * values[metric], 4) if metric in values else ""
@@ -120,7 +120,7 @@ def _tell(found: shift.Assessment) -> None:
 
 
 def load_classifier(path: Path, given: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
-    """Load a network, and say so if its training has not come to its end."""
+    """Load a network, with a note if its training is unfinished."""
     module, progress = load_model(path, as_device(given.device), model=given.model)
     epochs, done = progress["settings"].epochs, len(progress["history"])
     if done < epochs:

@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
         _list(entries, data_dir, named=bool(names))
         return 0
     if arguments.action == "get":
-        right = [_get(entry, data_dir) for entry in entries]
+        succeeded = [_get(entry, data_dir) for entry in entries]
     else:
-        right = [_check(entry, data_dir, named=bool(names)) for entry in entries]
-    return 0 if all(right) else 2
+        succeeded = [_check(entry, data_dir, named=bool(names)) for entry in entries]
+    return 0 if all(succeeded) else 2
 
 
 def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> None:
@@ -67,7 +67,7 @@ def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> 
 
 
 def _get(entry: DataSet, data_dir: Path | None) -> bool:
-    """Make a data set available; whether it is."""
+    """Make a data set available; returns whether that worked."""
     try:
         files = fetch.get(entry.name, data_dir, say=cli.note)
     except MissingDataError as error:

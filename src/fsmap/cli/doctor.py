@@ -1,4 +1,4 @@
-"""Is J(theta; p_X) singular for this module, why, and what would it cost?
+"""Is J(theta; p_X) singular for this module, why, and which jitter helps?
 
 Examples:
   fsmap doctor mymodel:make                              # p_X = N(0, I)
@@ -30,21 +30,21 @@ NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts p
 COLORS = {"[ok]": cli.GREEN, "[!!]": cli.RED, "[??]": cli.DIM}
 
 OPTIONS = {
-    "target MODULE:FACTORY": (str, "what makes the module; looked for in the current folder too"),
+    "target MODULE:FACTORY": (str, "makes the module; the current folder is searched, too"),
     "--px PX": (
         str,
         "normal (default), uniform, or a file of points: .pt .safetensors .npy .csv",
         "normal",
     ),
-    "--points N": (cli.count, "how many points (default: 256; of a file, all)"),
+    "--points N": (cli.count, "number of points (default: 256, or all points of the file)"),
     "--shape D,D,…": (str, "shape of one point, for normal, uniform"),
-    "--range LOW HIGH": (float, "of uniform (-1 1)", (-1.0, 1.0)),
+    "--range LOW HIGH": (float, "range of uniform (-1 1)", (-1.0, 1.0)),
     "--weights FILE": (Path, "a state_dict to load first"),
-    "--jitter EPS": (float, "an epsilon to judge"),
-    "--num-data N": (int, "training points, for lambda"),
+    "--jitter EPS": (float, "an epsilon to evaluate"),
+    "--num-data N": (int, "number of training points, for lambda"),
     "--train-mode": (cli.FLAG, "examine it in training mode (default: eval)"),
     "--device NAME": (str, "cpu, cuda, cuda:1 … (default: cpu)", "cpu"),
-    "--seed N": (cli.seed, "of the factory and of the points", 0),
+    "--seed N": (cli.seed, "seed of the factory and of the points", 0),
     "--json": (cli.FLAG, "JSON instead of the page"),
 }
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _points(module: nn.Module, arguments: argparse.Namespace) -> Inputs:
-    """Points of p_X, or those of a file, or so many of them at random."""
+    """Points drawn from p_X, or the points of a file, or a random sample of those."""
     number, px = arguments.points, arguments.px
     generator = torch.Generator().manual_seed(arguments.seed)
     if px in ("normal", "uniform"):

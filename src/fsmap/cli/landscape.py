@@ -25,18 +25,18 @@ from fsmap.paper.report.figures import landscape_figure, save, style
 
 OPTIONS = {
     "checkpoints CKPT+": (Path, "files, or their folders"),
-    "--out DIR": (Path, "(default: landscape)", Path("landscape")),
-    "--directions N": (cli.count, "how many (20)", 20),
-    "--steps N": (int, "odd (41)", 41),
-    "--reach X": (float, "largest step, filter norms (5)", 5.0),
-    "--images N": (cli.count, "training images (2000)", 2_000),
-    "--seed N": (cli.seed, "of the directions (0)", 0),
+    "--out DIR": (Path, "output folder (default: landscape)", Path("landscape")),
+    "--directions N": (cli.count, "number of directions (20)", 20),
+    "--steps N": (int, "number of steps, odd (41)", 41),
+    "--reach X": (float, "largest step, in filter norms (5)", 5.0),
+    "--images N": (cli.count, "number of training images (2000)", 2_000),
+    "--seed N": (cli.seed, "seed of the directions (0)", 0),
     **cli.CLASSIFIER,
 }
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Walk, draw, and say how much the loss rises."""
+    """Measure, plot, and print how much the loss rises."""
     cli.check_installed("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, dashes="--")
     if len(set(arguments.checkpoints)) < len(arguments.checkpoints):

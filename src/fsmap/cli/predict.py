@@ -20,7 +20,7 @@ from fsmap.tables.model import load_model
 from fsmap.tables.reader import read_table, write_table
 
 OPTIONS = {
-    "model MODEL": (Path, "what `fsmap fit` wrote"),
+    "model MODEL": (Path, "a model written by `fsmap fit`"),
     "table FILE": (Path, "CSV, columns by name"),
     "--out FILE": (Path, "CSV (default: the terminal)"),
     "--missing TEXT": (cli.MANY, "as for `fsmap fit`"),

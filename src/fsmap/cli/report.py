@@ -19,7 +19,7 @@ from fsmap.paper.rows import RunFolder
 OPTIONS = {
     "folders DIR*": (
         Path,
-        "folders with runs (default: runs, and results if it is there); of two runs of one "
+        "folders with runs (default: runs, and results if it exists); of two runs of one "
         "experiment the full-size one, then the first is shown",
     ),
     "--out DIR": (Path, "default: report", Path("report")),

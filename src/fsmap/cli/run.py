@@ -3,7 +3,7 @@
 Examples:
   fsmap run fourier --quick                      # seconds
   fsmap run fourier --set steps=500 --seeds 10   # fields: fsmap list fourier
-  fsmap run all --quick                          # what lacks its data is skipped
+  fsmap run all --quick                          # skips experiments without data
   fsmap run fourier --resume                     # go on after an interruption
 """
 
@@ -24,7 +24,7 @@ OPTIONS = {
     "--quick": (cli.FLAG, "small sizes: seconds, not minutes"),
     "--out DIR": (Path, "writes DIR/ID (default: runs)", Path("runs")),
     **cli.DEVICE,
-    "--seeds N": (int, "how many seeds"),
+    "--seeds N": (int, "number of seeds"),
     "--set KEY=VALUE": (
         cli.MANY,
         "change a field of the config; a list is written 1,2,3; can be repeated",
@@ -36,7 +36,7 @@ OPTIONS = {
     ),
     "--force": (
         cli.FLAG,
-        "start anew although a run is there; a finished one is kept in DIR/.fsmap/ID.previous",
+        "start anew if there is a run; a finished one is kept in DIR/.fsmap/ID.previous",
     ),
     **cli.DATA_DIR,
     "--silent": (cli.FLAG, "no progress bar"),
@@ -44,9 +44,9 @@ OPTIONS = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what was asked for."""
+    """Run the experiments and print their outcomes."""
     if "all" in arguments.ids and len(arguments.ids) > 1:
-        raise InputError(f"`all` stands alone, got {' '.join(arguments.ids)}.")
+        raise InputError(f"`all` cannot be combined with other ids, got {' '.join(arguments.ids)}.")
     if arguments.resume and arguments.force:
         raise InputError("--resume continues a run and --force drops it. Use one of them.")
     cli.check_installed("matplotlib", extra="report")
@@ -55,12 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = engine.Options(**own, assignments=tuple(arguments.set))
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
-    # a polite kill ends a run as Ctrl-C does
+    # SIGTERM ends a run as Ctrl-C does
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for outcome in engine.run(ids, chosen, cli.note):
             outcomes.append(outcome)
-            _tell(outcome)
+            _print(outcome)
     except KeyboardInterrupt:
         again = chosen.command(*ids, resume=True)
         cli.note(f"\nfsmap: interrupted. Finished units are kept. Continue with:\n  {again}")
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(engine.is_bug(outcome.error) for outcome in failed) else 2
 
 
-def _tell(outcome: engine.Outcome) -> None:
+def _print(outcome: engine.Outcome) -> None:
     name = cli.styled(outcome.id, cli.BOLD)
     if outcome.status == "finished":
         claims = outcome.summary["claims"]

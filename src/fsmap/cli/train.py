@@ -43,7 +43,7 @@ QUICK: dict[str, Any] = {
 """A run of seconds on a CPU, through the same code; what is given on the command line wins."""
 
 NATS: dict[str, Any] = {"reg_nats": 0.05, "num_points": 32, "every": 2}
-"""What L-MAP has if no strength is given."""
+"""The settings of L-MAP if no strength is given."""
 
 SETTINGS = {
     "data and model": {
@@ -55,7 +55,7 @@ SETTINGS = {
         "--valid N": "images held out (the protocol's)",
         "--split-seed N": "which images are held out (0)",
         "--label-noise SHARE": "labels drawn anew (0)",
-        "--label-noise-seed N": "seed of that (0)",
+        "--label-noise-seed N": "seed of the label noise (0)",
         "--augment": "crop and flip (as the protocol has it)",
         "--limit N": "use only N training and N test images",
         "--generated": "generated images of the same shape: needs no data",
@@ -64,7 +64,7 @@ SETTINGS = {
         "--epochs N": "passes over the data (50)",
         "--batch-size B": "over all processes (128)",
         "--lr X": "learning rate (0.1)",
-        "--momentum X": "(0.9)",
+        "--momentum X": "of SGD (0.9)",
         "--nesterov": "Nesterov's form",
         "--weight-decay X": "(5e-4)",
         "--decay NAME": "of the learning rate: cosine (default) or none",
@@ -124,11 +124,11 @@ OPTIONS["how it is computed"] |= {
 }
 OPTIONS["files and time"] = {
     "--seeds N,N": (_seeds, "one run each (default: 0)", [0]),
-    "--out DIR": (Path, "checkpoint.safetensors and log.jsonl go there"),
-    "--resume": (cli.FLAG, "go on from the checkpoint, if any"),
+    "--out DIR": (Path, "folder for checkpoint.safetensors and log.jsonl"),
+    "--resume": (cli.FLAG, "continue from the checkpoint, if any"),
     "--checkpoint-every STEPS": (
         cli.count,
-        "(default: at the end of an epoch, at most once a minute)",
+        "steps between checkpoints (default: at the end of an epoch, at most once a minute)",
     ),
     "--max-seconds T": (
         partial(cli.number, least=0),
@@ -253,7 +253,7 @@ def _how_to_resume(folder: Path) -> str:
 
 @contextmanager
 def _signals(run: ImageRun) -> Iterator[None]:
-    """Within it, Ctrl-C and SIGTERM end a run after its present step, with a checkpoint.
+    """Context manager: Ctrl-C and SIGTERM end a run after the current step, with a checkpoint.
 
     A second signal ends it at once. With several processes the first one does: torchrun sends it
     when another process died, and the step would wait for that one.
@@ -290,7 +290,7 @@ class TerminatedError(FsmapError):
 
 
 def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) -> ImageSettings:
-    """The settings that were asked for."""
+    """The settings of one seed, from the command line."""
     cuda = device.type == "cuda"
     nats = arguments.reg_strength is None and arguments.method != "ps-map"
     chosen: dict[str, Any] = (NATS if nats else {}) | (QUICK if arguments.quick else {})

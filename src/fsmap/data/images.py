@@ -66,7 +66,7 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
     """
     entry = find(name, READERS)
     if entry.name not in READERS:
-        raise InputError(f"{entry.name!r} is no image set; image sets: {', '.join(READERS)}")
+        raise InputError(f"{entry.name!r} is not an image set; image sets: {', '.join(READERS)}")
     allowed, reader = READERS[entry.name]
     if split not in allowed:
         raise InputError(f"{entry.name} has the splits {', '.join(allowed)}, got {split!r}")
@@ -76,7 +76,7 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
 def read_others(
     name: str, shape: tuple[int, ...], split: str | None = None, data_dir: Folder = None
 ) -> Images:
-    """Read a set beside one of images of this shape: a split, or the first or only one it has."""
+    """Read a set of images of this ``shape``: a split, by default or if missing the first one."""
     known = find(name, KNOWN).name
     splits = READERS[known][0] if known in READERS else ("train",)
     images = read_images(name, split if split in splits else splits[0], data_dir)
@@ -177,7 +177,7 @@ def generate(shape: tuple[int, ...], number: int, *, seed: int) -> Images:
 
 
 class ImageFolder(NamedTuple):
-    """What a folder holds."""
+    """The images of a folder."""
 
     train: Images
     test: Images
@@ -248,7 +248,7 @@ def _pixels(files: list[Path], size: int | None) -> Tensor:
             with image.open(file) as opened:
                 picture = opened.convert("L" if opened.mode in GREY else "RGB")
         except OSError as error:
-            raise InputError(f"{file} is no image that can be read: {error}") from error
+            raise InputError(f"{file} cannot be read as an image: {error}") from error
         found.append(np.asarray(ops.fit(picture, (size, size)) if size else picture))
     sizes = sorted({pixels.shape[:2] for pixels in found})
     if len(sizes) > 1:
@@ -281,7 +281,7 @@ class Normalization(NamedTuple):
 
 
 class Shifts(NamedTuple):
-    """What a random crop and flip does to each image."""
+    """The random crop and flip of each image."""
 
     down: Tensor  # int64 [...]  0 .. 2·padding
     right: Tensor  # int64 [...]
@@ -294,7 +294,7 @@ class Augmentation(NamedTuple):
     padding: int = PADDING
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Shifts:
-        """Random numbers for images of any number."""
+        """Draw shifts of the given ``shape``."""
         down, right, flip = (
             torch.randint(top, shape, generator=generator, device=generator.device)
             for top in (2 * self.padding + 1, 2 * self.padding + 1, 2)
@@ -316,7 +316,7 @@ class Augmentation(NamedTuple):
 
 
 class Source(NamedTuple):
-    """One component."""
+    """One component of an :class:`EvaluationSet`."""
 
     name: str
     images: Tensor  # [D, C, H, W]: uint8, or float where already in normalized space
@@ -392,8 +392,8 @@ def parse(px: str) -> list[tuple[str, float]]:
         matched = COMPONENT.fullmatch(part.strip())
         if matched is None or (weight := float(matched[1] or 1)) == 0:
             raise InputError(
-                f"p_X {px!r}: {part.strip()!r} is no component. Write a name, or names joined by "
-                "+, each with an optional positive weight and *: 0.8*train+0.2*white-noise"
+                f"p_X {px!r}: {part.strip()!r} is not a component. Write a name, or names joined "
+                "by +, each with an optional positive weight and *: 0.8*train+0.2*white-noise"
             )
         found.append((matched[2], weight))
     return found
@@ -408,17 +408,17 @@ def white_noise(shape: tuple[int, ...], number: int = NOISE_IMAGES) -> Tensor:
 # --- tasks
 
 
-KNOWN = ("train", WHITE_NOISE, *READERS)  # what p_X may name
+KNOWN = ("train", WHITE_NOISE, *READERS)  # names of p_X
 
 
 class ImageSet(NamedTuple):
-    """What the protocol says about a training set (section D of the experiments)."""
+    """The protocol of a training set (section D of the experiments)."""
 
     shape: tuple[int, int, int]
     normalize: Normalization
     augment: bool
     valid: int  # images held out by the protocol
-    foreign: str = ""  # the set that is shown as foreign, if no other is asked for
+    foreign: str = ""  # the default out-of-distribution set
     classes: int = 10
     ordered: bool = False  # hold out the first training images, whatever split_seed is
 
@@ -436,7 +436,7 @@ SETS = {  # to train on; the official split of CIFAR-100 is lost, see read_image
 
 
 class ImageTask(NamedTuple):
-    """Everything a run reads; bytes, wherever ``to`` put them."""
+    """The data of a run, as bytes on any device."""
 
     name: str
     train: Images
@@ -457,7 +457,7 @@ class ImageTask(NamedTuple):
         return tree_map_only(Tensor, lambda t: t.to(device), self)  # type: ignore[no-any-return]
 
     def fingerprint(self) -> dict[str, str]:
-        """Checksums of what is trained and evaluated on, for the checkpoint."""
+        """Checksums of the training and evaluation data, for the checkpoint."""
         found = {"train": _checksum(*self.train), "valid": _checksum(*self.valid)}
         for source in self.px.sources if self.px else ():
             images = source.images[:64] if source.name == WHITE_NOISE else source.images
@@ -490,7 +490,7 @@ def load_task(
 
     ``data`` and ``px`` are described at the top of this module; the others are options of ``fsmap
     train``. Held-out images are chosen by ``split_seed`` alone (of CIFAR-100 in file order), and
-    their labels stay clean. None stands for what the protocol says.
+    their labels stay clean. None stands for the protocol's value.
     """
     facts, folder = facts_of(data), is_folder(data)
     if folder:
@@ -549,7 +549,7 @@ def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
 
 
 def facts_of(data: str) -> ImageSet:
-    """What the protocol says about a training set."""
+    """The protocol of a training set."""
     if is_folder(data):
         folder = read_folder(data)
         shape: Any = tuple(folder.train.x.shape[1:])

@@ -59,7 +59,7 @@ def read_table(name: str, data_dir: Folder = None) -> Table:
     name = find(name).name
     path = next(iter(locate(name, data_dir).values()))
     if path.suffix != ".csv":
-        raise InputError(f"{name!r} is no table; tables are {', '.join(NAMES)} and a few more")
+        raise InputError(f"{name!r} is not a table; tables are {', '.join(NAMES)} and a few more")
     return parse_table(name, path)
 
 
@@ -70,7 +70,7 @@ def parse_table(name: str, path: Path) -> Table:
         try:
             values = np.loadtxt(stream, delimiter=",", ndmin=2)
         except ValueError as error:
-            raise InputError(f"{path} is no table of numbers: {error}") from error
+            raise InputError(f"{path} is not a table of numbers: {error}") from error
     columns = values.shape[1]
     if names < 2 or names != columns:
         raise InputError(f"{path} has {names} names in its first line, {columns} columns")

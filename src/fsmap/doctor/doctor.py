@@ -55,7 +55,7 @@ class Rank(NamedTuple):
     points_needed: int  # least number of points that could show the full rank
     known: int  # null directions of known symmetries; if P is large, they may overlap
     unexplained: int | None  # null directions that no known symmetry explains; None: unknown
-    nearby: int | None  # deficit at parameters 1 % away, if some have no name
+    nearby: int | None  # deficit at parameters 1 % away, if some null directions are unexplained
     tolerance: float  # σ/σ_max up to which a singular value counts as zero
     gap: float | None  # smallest eigenvalue kept over largest dropped
     sure: bool | None  # whether the gap is wide
@@ -63,7 +63,7 @@ class Rank(NamedTuple):
 
 
 class Eigenvalues(NamedTuple):
-    """Of 𝒥. None: not known."""
+    """Eigenvalues of 𝒥; None: not known."""
 
     largest: float  # a lower bound if the method is "power"
     largest_upper: float
@@ -76,7 +76,7 @@ class Eigenvalues(NamedTuple):
 
 
 class JitterRow(NamedTuple):
-    """What one ε does."""
+    """The effect of one ε."""
 
     name: str  # "given", "fs-map" or "l-map"
     jitter: float
@@ -90,7 +90,7 @@ class JitterRow(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """What :func:`fsmap.doctor` returns. ``print`` shows a page, :meth:`to_json` has everything."""
+    """The result of :func:`fsmap.doctor`. ``print`` shows a page, :meth:`to_json` all of it."""
 
     module: str
     mode: str  # "train" or "eval"
@@ -142,7 +142,7 @@ def doctor(
     Args:
         module: Any module.
         x: Evaluation points, a sample of p_X ``[S, ...]``; a tensor, or a dict or tuple of tensors.
-        jitter: An ε to judge, besides the recommended ones.
+        jitter: An ε to evaluate, besides the recommended ones.
         num_data: N, to translate ε into λ = 1/(2εN).
         forward: How to call the module, ``forward(module, x)``.
 
@@ -182,7 +182,7 @@ def doctor(
             ranked = ranked._replace(nearby=_deficit_nearby(f, params, wide))
     if found.points < num_points(x):
         notes.append(f"eigenvalues were taken on {found.points} of {num_points(x)} points")
-    verdict, summary = _judge(ranked, symmetries, found.points)
+    verdict, summary = _verdict(ranked, symmetries, found.points)
     epsilons = {} if jitter is None else {"given": float(jitter)}
     epsilons |= recommended(found, own.dtype)
     return Diagnosis(
@@ -305,7 +305,7 @@ def _null_vectors(found: Spectrum, known: Tensor | None, params: Params) -> tupl
     return tuple(NullVector(spectra.describe(v, params), r) for v, r in pairs)
 
 
-def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str, str]:
+def _verdict(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str, str]:
     def kinds(found: list[Finding]) -> str:
         return ", ".join(dict.fromkeys(f.kind.replace("_", " ") for f in found))
 
@@ -399,7 +399,7 @@ def _digit(value: float, towards: Callable[[float], int]) -> float:
 
 
 def jitter_row(found: Spectrum, name: str, jitter: float, num_data: int | None) -> JitterRow:
-    """What one ε does to the eigenvalues."""
+    """The effect of one ε on the eigenvalues."""
     ratio = float(found.largest.value + found.largest.stderr) / jitter
     effective = log_det = first = error = None
     if found.eigenvalues is not None:

@@ -223,7 +223,7 @@ def span(V: Tensor) -> Tensor:
 
 
 def outside(basis: Tensor, known: Tensor) -> Tensor:
-    """The vectors of ``basis`` that are no combination of the known unit vectors ``[m, P]``."""
+    """The vectors of ``basis`` outside the span of the known unit vectors ``[m, P]``."""
     inside = span(known)
     rest = basis - (basis @ inside.mT) @ inside
     return basis[rest.norm(dim=1) > 1e-5 * basis.norm(dim=1)]

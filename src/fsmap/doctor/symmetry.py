@@ -1,4 +1,4 @@
-r"""Null directions that have a name: equal units, dead units, scale, BatchNorm (Theorem 2, B.6).
+r"""Null directions of known kinds: equal units, dead units, scale, BatchNorm (Theorem 2, B.6).
 
 One forward pass with hooks records the order in which Linear, Conv and normalization layers are
 called. The layer that is called next is taken to read the units of the layer before. Candidates
@@ -73,8 +73,8 @@ class Layer(NamedTuple):
     module: nn.Module
     weight: str | None  # name of the parameter, if it is one
     bias: str | None
-    made: int  # axis of the weight that belongs to the output
-    read: int | None  # axis that belongs to the input; None for a normalization
+    out_axis: int  # of the weight
+    in_axis: int | None  # of the weight; None for a normalization
     units: int  # outputs
     low: Tensor  # [inputs]
     high: Tensor  # [inputs]
@@ -82,7 +82,7 @@ class Layer(NamedTuple):
 
     def slots(self) -> list[Slot]:
         """Weight and bias by output."""
-        named = ((self.weight, self.made), (self.bias, 0))
+        named = ((self.weight, self.out_axis), (self.bias, 0))
         return [Slot(name, axis) for name, axis in named if name is not None]
 
 
@@ -134,7 +134,7 @@ def record(f: Functional, params: Params, x: Inputs) -> list[Space]:
         if not args or not isinstance(args[0], Tensor) or args[0].ndim < 2:
             return
         axis = -1 if isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm) else 1
-        made, read = (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
+        out_axis, in_axis = (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
         each = args[0].movedim(axis, 0).flatten(1)  # [inputs, everything else]
         norm, weight = not isinstance(module, nn.Linear | _ConvNd), module._parameters.get("weight")
         calls.append(
@@ -143,9 +143,9 @@ def record(f: Functional, params: Params, x: Inputs) -> list[Space]:
                 module=module,
                 weight=names.get(id(original[module].get("weight"))),
                 bias=names.get(id(original[module].get("bias"))),
-                made=made,
-                read=None if norm else read,
-                units=len(each) if norm or weight is None else weight.shape[made],
+                out_axis=out_axis,
+                in_axis=None if norm else in_axis,
+                units=len(each) if norm or weight is None else weight.shape[out_axis],
                 low=each.amin(1),
                 high=each.amax(1),
                 variance=each.var(1, correction=0),
@@ -166,15 +166,15 @@ def _spaces(calls: list[Layer]) -> Iterator[Space]:
         if i < after:
             continue  # a normalization of the layer before
         after = i + 1
-        while after < len(calls) and calls[after].read is None:
+        while after < len(calls) and calls[after].in_axis is None:
             if calls[after].units != layer.units:
                 break
             after += 1
         where, readers, reader = layer.name, [], calls[after] if after < len(calls) else None
-        if reader is not None and reader.read is not None and reader.weight is not None:
+        if reader is not None and reader.in_axis is not None and reader.weight is not None:
             block, rest = divmod(len(reader.low), layer.units)
             if rest == 0 and (block == 1 or isinstance(reader.module, nn.Linear)):
-                readers = [Slot(reader.weight, reader.read, block)]
+                readers = [Slot(reader.weight, reader.in_axis, block)]
                 where += f" → {reader.name}"
         makers = [slot for part in calls[i:after] for slot in part.slots()]
         norms, fits = calls[i + 1 : after], reader if readers else None
@@ -272,14 +272,14 @@ def _idle(space: Space, params: Params, everything: Params) -> Iterator[Family]:
     ):
         units = tuple(which.nonzero().flatten().tolist())
         yield from _mixed(kind, space, units, torch.eye(len(units)).to(size), slots, params)
-    units, read = tuple(constant.nonzero().flatten().tolist()), reader.read or 0
+    units, axis = tuple(constant.nonzero().flatten().tolist()), reader.in_axis or 0
     each = torch.eye(len(units)).to(size)
     for family in _mixed("constant_units", space, units, each, readers, params):
 
         def build(c: Tensor, moved: Callable[[Tensor], Params] = family.build) -> Params:
             ((name, change),) = moved(c).items()  # the next bias changes by −value·change
-            effect = (change.movedim(read, -1) * reader.high).movedim(-1, read)
-            total = effect.transpose(0, reader.made).flatten(1).sum(1)
+            effect = (change.movedim(axis, -1) * reader.high).movedim(-1, axis)
+            total = effect.transpose(0, reader.out_axis).flatten(1).sum(1)
             return {name: change, reader.bias or "": -total}
 
         yield family._replace(build=build)

@@ -8,8 +8,8 @@ A hook is a function ``on_epoch(run)``, or an object with ``on_epoch(run)`` and 
 ``run.history[-1]`` (the row of the epoch; add entries to it), ``run.logits("valid")`` (also
 ``"train"``, ``"test"``), ``run.step``, ``run.epoch``, ``run.task``, ``run.module``, ``run.device``.
 
-Files in the folder: ``checkpoint.safetensors`` and ``log.jsonl`` (a line of circumstances, then
-rows). ``load_model(folder)`` gives back the deployed model of a checkpoint and its progress.
+Files in the folder: ``checkpoint.safetensors`` and ``log.jsonl`` (settings and versions, then a
+line per epoch). ``load_model(folder)`` returns the model of a checkpoint and its progress.
 """
 
 from fsmap.images.build import ImageSettings, load_model

@@ -78,7 +78,7 @@ class ImageSettings:
     valid: int | None = None  #: held-out images; None: the protocol's number
     split_seed: int = 0  #: which images are held out
     augment: bool | None = None  #: crop and flip; None: as the protocol has it
-    limit: int | None = None  #: use only so many training images
+    limit: int | None = None  #: use at most this many training images
     generated: bool = False  #: generated images, which need no data
     seed: int = 0  #: of weights, order, augmentation, evaluation points and ψ
     precision: str = "fp32"  #: fp32, tf32 or bf16 (autocast, which fd and fd_central leave)
@@ -114,13 +114,13 @@ class ImageSettings:
 
     @property
     def regularized(self) -> bool:
-        """Whether there is an R at all."""
+        """Whether the loss has the term R."""
         return self.method == "l-map"
 
     def describe(self) -> dict[str, Any]:
-        """What must agree on resume: everything that decides which steps are taken."""
-        how = {"compile", "graph", "deterministic"}
-        return {k: v for k, v in asdict(self).items() if k not in how}
+        """The settings that must agree on resume: those that change the result of a step."""
+        ignored = {"compile", "graph", "deterministic"}
+        return {k: v for k, v in asdict(self).items() if k not in ignored}
 
 
 def load_data(settings: ImageSettings, data_dir: Folder = None, px: str | None = None) -> ImageTask:
@@ -170,7 +170,7 @@ def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module
         Linear(in_features=2, out_features=3, bias=True)
     """
     factory, options = _resolve(name)
-    options = {**_understood(factory, offered), **options}
+    options = {**_accepted(factory, offered), **options}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
@@ -219,8 +219,8 @@ def _option(part: str) -> tuple[str, Any]:
         return key, value
 
 
-def _understood(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """What the factory has a parameter for."""
+def _accepted(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``offered`` values that the factory has a parameter for."""
     try:
         known = inspect.signature(factory).parameters
     except ValueError:  # builtins without a signature
@@ -240,7 +240,7 @@ def place(module: nn.Module, settings: ImageSettings, device: torch.device) -> n
 
 
 def layout_of(module: nn.Module, channels_last: bool, device: torch.device) -> torch.memory_format:
-    """Channels last if that is asked for and safe.
+    """Channels last if requested and safe.
 
     On a CPU with AVX2, oneDNN writes past the end of a buffer (a crash, or a wrong gradient) when
     it differentiates a strided 1 × 1 convolution of fewer channels than a block by its weights
@@ -258,13 +258,13 @@ def _overruns(layer: nn.Module) -> bool:
 
 
 def check_model(
-    forward: Callable[[Tensor], Tensor], two: Tensor, settings: ImageSettings, classes: int
+    forward: Callable[[Tensor], Tensor], pair: Tensor, settings: ImageSettings, classes: int
 ) -> None:
-    """Raise InputError if a model does not give one logit per class."""
+    """Raise InputError if a model does not give one logit per class for two images."""
     try:
-        logits = forward(two)
+        logits = forward(pair)
     except RuntimeError as error:
-        shape = tuple(two.shape[1:])
+        shape = tuple(pair.shape[1:])
         raise InputError(
             f"{settings.model} cannot take images of {settings.data}, {shape}: {error}"
         ) from error
@@ -276,7 +276,7 @@ def check_model(
 
 
 def autocast(device: torch.device, half: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Matrix products in half precision within, or nothing."""
+    """``torch.autocast`` to ``half``; None: no autocast."""
     return nullcontext() if half is None else torch.autocast(device.type, half, cache_enabled=False)
 
 
@@ -294,8 +294,8 @@ def logits_of(
     with evaluation_mode(module), autocast(first.device, half):
         for part in images.split(1_000):
             part = part.to(first.device)
-            whole = part.dtype == torch.uint8
-            x = normalize(part, first.dtype) if whole else part.to(first.dtype)
+            is_bytes = part.dtype == torch.uint8
+            x = normalize(part, first.dtype) if is_bytes else part.to(first.dtype)
             found.append(module(x.contiguous(memory_format=layout)).to(first.dtype))
     return torch.cat(found)
 

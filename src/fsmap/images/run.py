@@ -53,7 +53,7 @@ class ImageRun:
         group: Group | None = None,
         about: dict[str, Any] | None = None,
     ) -> None:
-        """Make data, model and step, or take them up where a checkpoint left them.
+        """Make data, model and optimizer, and restore their state if there is a checkpoint.
 
         ``folder`` is where ``checkpoint.safetensors`` and ``log.jsonl`` go (None: nothing is
         written), ``task`` and ``module`` (changed in place) replace what the settings name, and
@@ -279,7 +279,7 @@ class ImageRun:
         return row
 
     def _over(self, start: float, max_seconds: float) -> bool:
-        """Whether time is up for any process: then it is for all."""
+        """Whether to stop: time is up for any process, or :meth:`stop` was called."""
         if max_seconds == math.inf or self.step % TIME_EVERY:
             return self._stopping
         late = torch.tensor(float(time.perf_counter() - start > max_seconds), device=self.device)
@@ -297,7 +297,7 @@ def _in_short(row: Row) -> str:
 
 @contextmanager
 def kernels(device: torch.device, settings: ImageSettings) -> Iterator[None]:
-    """Set torch's global switches by precision and determinism, and put them back."""
+    """Context manager: torch's global switches for precision and determinism."""
     if device.type != "cuda":
         yield
         return

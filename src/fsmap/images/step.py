@@ -72,7 +72,7 @@ def torchrun_device(device: torch.device) -> torch.device:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[Group]:
-    """Join the job that ``torchrun`` started, or be alone."""
+    """Context manager: the process group that ``torchrun`` started, or a single process."""
     if dist.is_available() and dist.is_initialized():
         yield Group(dist.get_rank(), dist.get_world_size())
         return
@@ -95,7 +95,7 @@ class Batch(NamedTuple):
 
 
 class Feeder:
-    """What each step reads, as a function of (seed, epoch, step, rank).
+    """The inputs of each step, a function of (seed, epoch, step, rank).
 
     Order, crops and evaluation points are drawn for an epoch at a time, as one table of integers,
     and moved to the device once. A step copies its row of the table into a fixed tensor.
@@ -128,7 +128,7 @@ class Feeder:
         self.now = self.table[0].clone()
 
     def prepare(self, step: int) -> None:
-        """Copy the draws of a step to where :meth:`assemble` reads them."""
+        """Copy the draws of a step to the tensor that :meth:`assemble` reads."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self.epoch:
             self._load(epoch)
@@ -151,7 +151,7 @@ class Feeder:
         return Batch(x, task.train.y[now["rows"]], points)
 
     def _load(self, epoch: int) -> None:
-        """Draw an epoch: one order for all processes, crops and points for each its own."""
+        """Draw an epoch: one order for all processes; crops and points differ between them."""
         settings, group, steps = self.settings, self.group, self.steps_per_epoch
         shared = generator(settings.seed, epoch, "epoch")
         order = torch.randperm(len(self.task.train.x), generator=shared)
@@ -179,7 +179,7 @@ class Step:
         self.module, self.feeder = module, feeder
         self.settings, self.group = feeder.settings, feeder.group
         settings, device = feeder.settings, feeder.device
-        _check_how(module, settings, device)
+        _check_compilable(module, settings, device)
         self.params = {n: p for n, p in module.named_parameters() if p.requires_grad}
         names = ("momentum", "nesterov", "weight_decay")
         options = tuple((name, getattr(settings, name)) for name in names)
@@ -252,7 +252,7 @@ class Step:
         self._update(measured, with_r)
 
     def _differentiate(self, x: Tensor, y: Tensor, drawn: Drawn, with_r: bool) -> Tensor:
-        """Fill ``.grad``; cross-entropy, R (times ``every``) and the number of right answers."""
+        """Fill ``.grad``; returns cross-entropy, R (times ``every``) and the number correct."""
         R: Tensor | None = self.reg_strength.new_zeros(())
         with autocast(x.device, self.half):
             if self.lm is None:
@@ -322,7 +322,7 @@ class Step:
         return found | {"step/totals": self.totals}
 
 
-def _check_how(module: nn.Module, settings: ImageSettings, device: torch.device) -> None:
+def _check_compilable(module: nn.Module, settings: ImageSettings, device: torch.device) -> None:
     """Raise if the step cannot be compiled or captured."""
     if settings.graph and device.type != "cuda":
         raise InputError(f"graph=True needs a CUDA device, got {device}")

@@ -1,1 +1,1 @@
-"""Facades: fsmap inside other people's frameworks. Each needs its own extra."""
+"""fsmap in other frameworks. Each module needs its own extra."""

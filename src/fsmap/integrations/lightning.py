@@ -35,7 +35,7 @@ Part = TypeVar("Part", LMAP, LogTrace)
 
 
 class LMAPCallback(pl.Callback):
-    """Lets the optimizer's steps count ψ, and logs R, λR and λR's share of the loss.
+    """Counts steps by the optimizer, and logs R, λR and λR's share of the loss.
 
     It finds every :class:`fsmap.LMAP` and :class:`fsmap.LogTrace` in the module. Logged are
     ``lmap/R``, ``lmap/strength`` (λ), ``lmap/term`` (λR) and ``lmap/share`` (λR relative to the
@@ -45,7 +45,7 @@ class LMAPCallback(pl.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rows: dict[str, dict[str, Any]] = {}  # what this batch gave, by prefix of its names
+        self._rows: dict[str, dict[str, Any]] = {}  # values of this batch, by prefix of their names
         self._hooks: list[Any] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -84,13 +84,13 @@ class LMAPCallback(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
     ) -> None:
-        """Log what this batch's pass gave; nothing on steps that ``every`` leaves out."""
+        """Log the values of this batch; nothing on steps that ``every`` leaves out."""
         loss = _loss(trainer, pl_module, outputs)
         for prefix, row in self._rows.items():
             added, trace = row.pop("added", None), row.pop("trace", None)
             if trace is not None:
-                below = torch.add(trace.mean, trace.first, alpha=SHARE)
-                row["strength"] = trace.nats / below
+                denominator = torch.add(trace.mean, trace.first, alpha=SHARE)
+                row["strength"] = trace.nats / denominator
             if added is not None and loss is not None:
                 row["share"] = row["term"] / (loss - added).abs()
             named = {f"{prefix}/{key}": value for key, value in row.items()}
@@ -113,7 +113,7 @@ class LMAPCallback(pl.Callback):
         strength = _strength(net) if given is None else given
         if strength is not None:
             row["strength"] = torch.as_tensor(strength)
-            row["added"] = strength * value if given is None else value  # what the loss holds now
+            row["added"] = strength * value if given is None else value  # part of the loss
             row["term"] = row["added"] / every
 
     def _keep_term(self, prefix: str, module: LogTrace, args: Any, value: Tensor) -> None:
@@ -123,7 +123,7 @@ class LMAPCallback(pl.Callback):
 
 
 class LMAPMixin:
-    """Brings :class:`LMAPCallback` along: ``class Net(LMAPMixin, L.LightningModule)``.
+    """Adds :class:`LMAPCallback` to a module: ``class Net(LMAPMixin, L.LightningModule)``.
 
     A callback that was given to the Trainer is used instead.
     """
@@ -164,7 +164,7 @@ def _optimizer_of(term: LMAP, optimizers: list[Any]) -> Any:
 
 
 def _loss(trainer: Any, pl_module: Any, outputs: Any) -> Tensor | None:
-    """What ``training_step`` returned; the Trainer has divided it by the micro-batches."""
+    """The loss of ``training_step``, times the micro-batches that the Trainer divided it by."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     if not isinstance(loss, Tensor):
         return None

@@ -62,8 +62,8 @@ class Collated:
     ) -> None:
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset)):
             raise InputError(
-                "evaluation points are drawn by their number, and this "
-                f"{type(dataset).__name__} has none to draw. Give px: a Dataset with a length, or "
+                "evaluation points are drawn by index, and this "
+                f"{type(dataset).__name__} has no length. Give px: a Dataset with a length, or "
                 "one of fsmap.px."
             )
         self.dataset, self.collate = dataset, collate
@@ -138,11 +138,11 @@ class LMAPTrainerMixin(Base):
         self.reg_strength, self.num_points = reg_strength or 0.0, num_points
         self.px, self.lmap = px, dict(lmap or {})
         self._penalty: LaplacianPenalty | None = None
-        self._counts: bool | None = None  # whether the loss was divided by num_items_in_batch
+        self._divided: bool | None = None  # whether the loss was divided by num_items_in_batch
         self._values: list[Tensor] = []  # [3] each: R, term and loss, since the last log
         self.add_callback(_Steps(self))
         if self.model is not None:
-            _ = self.penalty  # what is wrong with its options shows now, not in training
+            _ = self.penalty  # raises for wrong options now, not in training
 
     @property
     def penalty(self) -> LaplacianPenalty:
@@ -207,18 +207,18 @@ class LMAPTrainerMixin(Base):
             torch.save(self.log_trace.state_dict(), Path(output_dir) / STATE)
 
     def _parts(self, compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> int:
-        """How many losses like this one make up a step's: what λR is divided by here."""
-        # A mean over a micro-batch is divided by their number afterwards, and what we add to it is
-        # too. What was divided by num_items_in_batch is a part of the whole already.
+        """The number of micro-batch losses that are summed in a step: λR is divided by it."""
+        # The Trainer divides a mean over a micro-batch by their number later, λR with it. A loss
+        # that was divided by num_items_in_batch is a part of the step's loss already.
         number = int(self.current_gradient_accumulation_steps)
-        if number == 1 or not _complete(self, num_items_in_batch):
+        if number == 1 or not _keeps_loss(self, num_items_in_batch):
             return 1
-        if self._counts is None:
+        if self._divided is None:
             told = getattr(self, "loss_is_scaled_for_ga", None) or num_items_in_batch is None
-            self._counts = bool(told) or _counts(compute_loss, model, inputs, num_items_in_batch)
-            if not self._counts:
+            self._divided = bool(told) or _divides(compute_loss, model, inputs, num_items_in_batch)
+            if not self._divided:
                 LOGGER.warning(INFLATED, type(self.model).__name__, number)
-        return number if self._counts else 1
+        return number if self._divided else 1
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add R and λR's share of the loss, means since the last log, to the training's log."""
@@ -237,7 +237,7 @@ class LMAPTrainer(LMAPTrainerMixin, hf.Trainer):
 
 
 class _Steps(hf.TrainerCallback):
-    """The Trainer counts its steps: ψ follows, also after a resume."""
+    """Sets the step of ψ to the Trainer's, also after a resume."""
 
     def __init__(self, trainer: LMAPTrainerMixin) -> None:
         self.trainer = trainer
@@ -257,7 +257,7 @@ class _Steps(hf.TrainerCallback):
                 trace.attach(optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The next ψ."""
+        """Go to the next step."""
         self.trainer.penalty.step = state.global_step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -267,7 +267,7 @@ class _Steps(hf.TrainerCallback):
             self.trainer.log_trace.detach()
 
 
-def _complete(trainer: Any, num_items_in_batch: Any) -> bool:
+def _keeps_loss(trainer: Any, num_items_in_batch: Any) -> bool:
     """Whether the Trainer will leave the loss of a micro-batch as it is."""
     told = getattr(trainer, "loss_is_scaled_for_ga", None)
     if told is not None:
@@ -276,8 +276,8 @@ def _complete(trainer: Any, num_items_in_batch: Any) -> bool:
     return counted or trainer.compute_loss_func is not None
 
 
-def _counts(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> bool:
-    """Whether the loss is divided by the number of items: many a head takes it and ignores it."""
+def _divides(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> bool:
+    """Whether the loss is divided by the number of items: many models ignore the argument."""
     model.eval()  # neither dropout nor running statistics see these two passes
     with torch.no_grad():
         once, twice = (

@@ -65,7 +65,7 @@ class Pass(NamedTuple):
 
 
 class Estimator:
-    """An estimator of Tr 𝒥; :meth:`at` is what a new one defines."""
+    """An estimator of Tr 𝒥; a subclass defines :meth:`at`."""
 
     name: ClassVar[str]  # as the API and the command line spell it
     parameter_probes: ClassVar[bool] = False  # its probes are ψ in parameter space
@@ -75,7 +75,7 @@ class Estimator:
     adaptive: ClassVar[bool] = False  # its draws depend on the values of the parameters
 
     def check(self, params: Params) -> None:
-        """Raise InputError if it cannot be used with these parameters."""
+        """Raise InputError if the estimator cannot be used with these parameters."""
 
     def draw(self, source: Source, site: Site, num: int) -> Probes:
         """``num`` probes: ψ in parameter space, or None."""
@@ -98,13 +98,13 @@ class Estimator:
 
 
 ESTIMATORS: dict[str, Callable[..., Estimator]] = {}
-"""By name, in the order in which messages list them."""
+"""Estimators by name, in the order of messages."""
 
 Kind = TypeVar("Kind", bound=type[Estimator])
 
 
 def register(kind: Kind) -> Kind:
-    """Make an estimator known by its name."""
+    """Add an estimator to :data:`ESTIMATORS` under its name."""
     ESTIMATORS[kind.name] = kind
     return kind
 
@@ -210,7 +210,7 @@ class Exact(Estimator):
     reverse_mode: ClassVar[bool] = True
 
     def at(self, site: Site, probe: Any) -> Pass:
-        """No unperturbed pass is left over."""
+        """Without the output of an unperturbed pass."""
         return Pass(exact(site), None, None)
 
 

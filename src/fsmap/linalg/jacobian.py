@@ -75,7 +75,7 @@ class Whitening(NamedTuple):
 
 
 class Metric(Protocol):
-    """Anything that can be resolved at evaluation points; :mod:`fsmap.metric` has some."""
+    """Interface of a metric; implementations are in :mod:`fsmap.metric`."""
 
     def at(self, x: Inputs, out: Tensor) -> Whitening:
         """Resolve at points ``x`` with outputs ``out`` [S, K]."""
@@ -94,7 +94,7 @@ class Site(NamedTuple):
         return resolve(self.metric, self.x, out)
 
     def output(self) -> Tensor:
-        """F at the points, ``[S, K]``, without a gradient; random layers draw the same again."""
+        """Outputs at the points, ``[S, K]``, without a gradient; the random state is restored."""
         replay = NoiseReplay(self.f, self.params)
         with torch.no_grad():
             out = outputs(self.f, self.params, self.x)
@@ -120,7 +120,7 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
 
 
 class SecondOrder(Replacing):
-    """Within it, functions with wrong or missing second derivatives are replaced."""
+    """Context manager that replaces functions with wrong or missing second derivatives."""
 
     def __init__(self, *, forward_mode: bool = False, dual: bool = False) -> None:
         replaced = {**REPLACED, **(REFUSED if forward_mode else {})}
@@ -161,7 +161,7 @@ def written_out(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def chunks(f: ModelFn, params: Params, x: Inputs) -> list[Inputs]:
-    """The points in parts for which J is taken in turn; one part unless f is pointwise."""
+    """The points in chunks that are differentiated together; one chunk unless f is pointwise."""
     if not is_pointwise(f):
         return [x]
     size = max(1, CHUNK_BYTES // (8 * recorded_calls(f, params, x).numbers_per_point(params)))
@@ -196,7 +196,7 @@ DUALS_WORK: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 def _dual(
     f: ModelFn, params: Params, x: Inputs, psi: Params
 ) -> tuple[Tensor, Tensor, State] | None:
-    """What ``torch.func.jvp`` computes, in a fifth less time; None if its gradient fails."""
+    """As ``torch.func.jvp``, in a fifth less time; None if the gradient fails."""
     module = getattr(f, "module", None)
     if module is None or not DUALS_WORK.get(module, True):
         return None
@@ -307,7 +307,7 @@ def _blocks(calls: Calls, inputs: list[Tensor], deltas: list[Tensor], dense: Par
     return blocks
 
 
-NARROW = 4096  # columns; fewer are multiplied together with others
+NARROW = 4096  # blocks with fewer columns are concatenated before they are multiplied
 
 
 class Block(NamedTuple):
@@ -433,7 +433,7 @@ class Calls(NamedTuple):
     outputs: int  # K
 
     def numbers_per_point(self, params: Params) -> int:
-        """How many numbers the Jacobian of one point takes while it is made."""
+        """Size of all tensors that the Jacobian of one point needs."""
         total = self.outputs * sum(params[name].numel() for name in self.others)
         for call in self.layers:
             fan_in, fan_out = math.prod(call.kernel), self.outputs * call.width
@@ -465,7 +465,7 @@ def recorded_calls(f: ModelFn, params: Params, x: Inputs) -> Calls:
 def _recorded_of(f: ModelFn) -> dict[Any, Calls]:
     try:
         return _recorded.setdefault(f, {})
-    except TypeError:  # cannot be referred to weakly
+    except TypeError:  # f has no weak references
         return {}
 
 
@@ -557,7 +557,7 @@ LINEAR_MAPS: dict[Callable[..., Any], Callable[..., Arguments | None]] = {
 }
 
 
-LEAST = 2**17  # numbers in A from which a gradient of its own pays
+LEAST = 2**17  # entries of A from which the custom gradient is faster
 
 
 def inner(rows: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ With whitened rows A = LᵀJ/√S ``[Q, P]``, 𝒥 = AᵀA:
 
 Other numbers: ``svd_clip`` is Σ log max(σ², ε) over all P singular values (appendix B.9: zero ones
 count as √ε); ``pseudo`` is the log pseudo-determinant, for continuous symmetries (appendix B.6);
-``first_order`` is P log ε + Tr 𝒥/ε (``eq:first-order``). For ``pseudo`` ε is no jitter but a
-cut-off: eigenvalues up to it count as zero, and 0 leaves that to rounding.
+``first_order`` is P log ε + Tr 𝒥/ε (``eq:first-order``). For ``pseudo`` ε is a cut-off, not a
+jitter: eigenvalues up to ε count as zero, or up to rounding if that is larger.
 
 Linear algebra runs in float64 whatever the model's dtype: the Gram matrix of a float32 Jacobian
-keeps eigenvalues down to 1e-14 of the largest, in float32 they would drown at 1e-7.
+keeps eigenvalues down to 1e-14 of the largest, in float32 only down to 1e-7.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def evaluate(
 ) -> Estimate:
     """:func:`log_det` without checks of values: it can be vmapped, and is nan where undefined.
 
-    ``rounding`` is the share of the value that rounding may change before it is refused. None
-    leaves this bound out, which takes the eigenvalues where it is not tiny.
+    SingularGeometryError is raised if rounding may change the value by more than 1 nat plus the
+    share ``rounding`` of it. None skips this check, which may need all eigenvalues.
     """
     size, dtype = sizes(*site[:3]), next(iter(site.params.values())).dtype
     P, method = size.P, choose(method, size, jitter.device)
@@ -153,7 +153,7 @@ def evaluate(
         total, small = gram.trace(), gram
     else:
         rows = whitened_rows(*site)
-        if method == "pseudo":  # what counts as zero is up to the model's precision
+        if method == "pseudo":  # the model's precision decides which count as zero
             value, rounding = pseudo(rows, jitter, dtype), None
         elif method == "svd_clip":
             value = svd_clip(rows, jitter)
@@ -188,14 +188,14 @@ def whitened_rows(
 
 
 class Sizes(NamedTuple):
-    """Sizes of the Jacobian, and what ``dual`` needs."""
+    """Sizes of the Jacobian, and the memory that ``dual`` needs."""
 
     rows: int  # S·K
     P: int
     gram: int  # bytes of the factored Jacobian and its Gram matrix, with what a gradient keeps
 
     def bytes(self, method: str) -> int:
-        """What a method needs."""
+        """Memory that a method needs."""
         if method == "dual":
             return self.gram
         side = self.P if method == "dense" else min(self.rows, self.P)
@@ -270,7 +270,7 @@ def pseudo(rows: Tensor, jitter: Tensor, precision: torch.dtype) -> Tensor:
 def rounding_bound(
     gram: Tensor, value: Tensor, jitter: Tensor, precision: torch.dtype, P: int, *, clip: bool
 ) -> Tensor:
-    r"""How far a log det may be from that of the exact Jacobian, because entries are rounded.
+    r"""A bound on the error of a log det that the rounding of the Jacobian's entries causes.
 
     Rows that are rounded to ``precision`` differ from the exact ones by a matrix of norm
     $\delta \le u\,\lVert A\rVert_F$, u its machine epsilon, so no singular value moves by more than

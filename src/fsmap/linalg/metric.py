@@ -130,7 +130,7 @@ def _whitening(factor: Tensor, S: int, K: int) -> Whitening:
 
 
 def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
-    """A metric from what a user wrote: a metric, or a tensor.
+    """A metric as it is, or the metric that a tensor stands for.
 
     Tensors: [S] weights, [K, K] or [S, K, K] between outputs, [S·K, S·K] general.
     """

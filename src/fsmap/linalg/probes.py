@@ -16,7 +16,7 @@ from fsmap.types import Params
 
 
 class Source(Protocol):
-    """Where an estimator's probes come from."""
+    """Interface of a source of probes."""
 
     def psi(self, params: Params, num: int = 1) -> Params:
         """ψ ~ N(0, I), ``{name: [num, ...]}``."""
@@ -79,7 +79,7 @@ def check_signs(probes: object, size: int) -> None:
 
 
 def check_number(num: float) -> int:
-    """How many probes; raises InputError if that is no number of them."""
+    """The number of probes; raises InputError unless it is an integer of at least 1."""
     if not isinstance(num, int | float) or num < 1 or num != int(num):
         raise InputError(f"probes must be an integer of at least 1, got {num}")
     return int(num)

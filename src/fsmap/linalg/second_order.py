@@ -144,7 +144,7 @@ def multi_head_attention_forward(
 
 
 def _joint_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor) -> Tensor | None:
-    """What is added to the scores ``[B, H, L, S]``, from masks that are True where to ignore."""
+    """The mask to add to the scores ``[B, H, L, S]``; bool masks are True where to ignore."""
 
     def added(m: Tensor) -> Tensor:
         if m.dtype == torch.bool:

@@ -105,7 +105,7 @@ class Quadrature(NamedTuple):
     """The result of Lanczos, for R probes."""
 
     values: Tensor  # [R]  zᵀ log(I + M/ε) z
-    error: Tensor  # [R]  change over the last steps, and what the last digit of M does
+    error: Tensor  # [R]  change over the last steps, and the rounding of M
     roots: Tensor  # [R, n]  (M + εI)^(−½) z
     squares: Tensor  # [R]  zᵀMz
 
@@ -115,8 +115,8 @@ def lanczos(
 ) -> Quadrature:
     """Lanczos with full reorthogonalization, for all probes, until truncation no longer matters.
 
-    ``matvec`` maps V ``[R, n]`` to VM, ``z`` are the probes ``[R, n]``. If ``complete`` the probes
-    are no sample, and only rounding ends it.
+    ``matvec`` maps V ``[R, n]`` to VM, ``z`` are the probes ``[R, n]``. If ``complete`` the
+    probes are a basis, not a sample, and only rounding error is left at the end.
     """
     R, n = z.shape
     norms = z.norm(dim=1)  # [R]
@@ -174,7 +174,7 @@ def _gauss(T: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 LARGEST_EXPLICIT = 4096  # side up to which the matrix is formed
-FACTOR_BYTES = 2**30  # what the Jacobian may take then
+FACTOR_BYTES = 2**30  # of the Jacobian, up to which the matrix is formed
 PROBE_BYTES = 2**27  # parameter vectors of probes that pass through the model together
 
 
@@ -199,7 +199,7 @@ def build(site: Site) -> Operator:
 
 
 def explicit(site: Site) -> Operator:
-    """The matrix itself."""
+    """M as a matrix."""
     factors = linearize(*site[:3])
     whiten = site.resolve(factors.out)
     if whiten.size < count(site.params):
@@ -216,7 +216,7 @@ def explicit(site: Site) -> Operator:
 
 
 def by_passes(site: Site) -> Operator:
-    """Passes through the model: nothing of size Q·P is ever held."""
+    """M by passes through the model: nothing of size Q·P is ever held."""
     f, params, x, _ = site
     fixed, P = detached(params), count(params)
     size = max(1, PROBE_BYTES // (8 * P))
@@ -248,7 +248,7 @@ def by_passes(site: Site) -> Operator:
         return over_probes(f, one, U)
 
     def form(U: Tensor) -> Tensor:
-        """Held as one gradient vector, not as a graph."""
+        """The graph is replaced by one gradient vector."""
         total = {name: torch.zeros_like(p) for name, p in fixed.items()}
         value = torch.zeros_like(U[0, 0])
         for some in U.split(size):

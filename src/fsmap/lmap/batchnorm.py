@@ -50,7 +50,7 @@ def unfrozen(module: nn.Module) -> list[_BatchNorm]:
 
 
 def recording(changes: list[Change]) -> Replacing:
-    """Within, BatchNorm layers in training mode record how statistics follow."""
+    """Context manager: BatchNorm layers in training mode record how statistics follow."""
 
     def batch_norm(*args: Any, **options: Any) -> Tensor:
         call = BatchNorm(*args, **options)
@@ -68,8 +68,8 @@ def recording(changes: list[Change]) -> Replacing:
 class Deployed(Wrapped):
     """A model function whose BatchNorm layers use running statistics that follow the weights.
 
-    ``changes``, made by :func:`recording`, say how; None: the first unperturbed pass does. They are
-    matched to layers by the order of calls. Layers in ``eval()`` mode are left alone.
+    ``changes`` were recorded by :func:`recording`; None: they are recorded in the first unperturbed
+    pass. They are matched to layers by the order of calls. Layers in ``eval()`` mode do not change.
     """
 
     def __init__(self, f: Functional, changes: list[Change] | None) -> None:
@@ -106,19 +106,19 @@ class Deployed(Wrapped):
         return out
 
     def prepare(self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None) -> None:
-        """Make an unperturbed pass if it is not known yet how the statistics follow."""
+        """Make an unperturbed pass if no changes have been recorded yet."""
         if self._changes is None and torch.is_grad_enabled():
             self.with_state(params, x, buffers)
 
 
 def _change(x: Tensor, eps: float) -> Change:
-    """One and zero, with the derivatives of r and m − r m₀."""
+    """One and zero, with the gradients of r and m − r m₀."""
     ratio, tau = _Follow.apply(accumulate(x), eps)  # type: ignore[no-untyped-call]
     return ratio, tau
 
 
 class _Follow(torch.autograd.Function):
-    """r = d/d₀ and τ = m − r m₀ at their own values, 1 and 0; all the work is in their gradient."""
+    """r = d/d₀ and τ = m − r m₀: the values are 1 and 0, only the gradients matter."""
 
     @staticmethod
     def forward(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ class _Follow(torch.autograd.Function):
 
 
 def _adjusted(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
-    """Weight and bias with which fixed statistics act as statistics that follow."""
+    """Weight and bias that make fixed statistics act like statistics that follow the weights."""
     # (x − rμ − τ)/rσ·w + b, τ = m − r m₀, is torch's own function with another weight and bias:
     # (x − μ)/σ·w' + b' with w' = w/r and b' = b + (μ − rμ − τ)/rσ·w. One product of w, which may
     # have a tangent, with constants, because such products are slow in eager forward mode.
@@ -159,12 +159,12 @@ def _adjusted(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
-    """Within, the module is in ``eval()`` mode with the statistics of some batches.
+    """Context manager: a module in ``eval()`` mode with the BatchNorm statistics of some batches.
 
     Running statistics are averages over the last dozen steps. At a high learning rate the weights
     have moved on by then: held-out accuracy in ``eval()`` mode jumps by tens of percent from one
-    epoch to the next. A few batches give the statistics that belong to the weights. Afterwards
-    modes and running statistics are what they were.
+    epoch to the next. A few batches give the statistics that belong to the weights. At the
+    end modes and running statistics are restored.
 
     Example:
         >>> import torch
@@ -186,7 +186,7 @@ def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Afterwards the modes and buffers of a module are what they were."""
+    """Context manager: modes and buffers of a module are restored at the end."""
     modes = [(part, part.training) for part in module.modules()]
     buffers = [(b, b.clone()) for b in module.buffers()]
     try:
@@ -214,15 +214,15 @@ def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tenso
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum, m.training = momentum, False
     if x is None:
-        raise InputError("fresh_statistics needs at least one batch; is the iterator used up?")
+        raise InputError("fresh_statistics needs at least one batch; is the iterator exhausted?")
 
 
 @contextmanager
 def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> Iterator[None]:
-    """Let SyncBatchNorm layers that synchronize use :func:`sync_batch_norm`.
+    """Context manager: SyncBatchNorm layers that synchronize use :func:`sync_batch_norm`.
 
-    Raises UnsupportedModuleError if the estimator goes backwards through the points of one rank: a
-    backward pass through the layer adds up what the ranks ask for.
+    Raises UnsupportedModuleError if the estimator differentiates the points of one rank in reverse
+    mode: a backward pass through the layer sums the cotangents of all ranks.
     """
     parts = module.modules() if dist.is_available() and dist.is_initialized() else ()
     layers = [m for m in parts if isinstance(m, nn.SyncBatchNorm) and m.training]

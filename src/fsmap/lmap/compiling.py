@@ -25,7 +25,7 @@ class Compiled:
     """Compile functions on their first use, check them once, and run eagerly if that fails."""
 
     def __init__(self, options: dict[str, Any] | None = None) -> None:
-        """Keep the options of ``torch.compile``; None: nothing is compiled unless asked for."""
+        """Keep the options of ``torch.compile``; None: compile only if a call asks for it."""
         self.options = options
         self._functions: dict[bool, Callable[..., Any]] = {}
         self._checked = self._failed = False
@@ -74,7 +74,7 @@ class Compiled:
 def _difference(
     compiled: Callable[..., Any], eager: Callable[[], Any], args: tuple[Any, ...], module: nn.Module
 ) -> str | None:
-    """How compiled and eager differ in R or its gradient; None if they agree."""
+    """A text on how compiled and eager R or gradient differ; None if they agree."""
     params = [p for p in module.parameters() if p.requires_grad]
     device = params[0].device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

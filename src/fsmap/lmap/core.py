@@ -90,7 +90,7 @@ class Drawn(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What one step gets."""
+    """The result of :func:`evaluate`."""
 
     out: Tensor | None  # [B, ...]  None without training points
     R: Tensor  # []  ``every`` times R
@@ -108,9 +108,9 @@ def evaluate(
     outputs: Outputs | None = None,
     noise: Noise = nullcontext,
 ) -> Evaluation:
-    """The output at training points, R, and the buffers that training leaves.
+    """The output at training points, R, and the buffers after the training pass.
 
-    ``params`` are those that R is about. ``x`` is None if only R is asked for. Random layers of a
+    ``params`` are those that R is about. ``x`` is None if only R is needed. Random layers of a
     separate evaluation pass draw within ``noise``. The module is unchanged.
     """
     if options.batchnorm == "joint" and x is not None:
@@ -202,7 +202,7 @@ def _shaped(flat: Tensor, params: Params) -> Params:
 def call_after_steps(
     optimizer: torch.optim.Optimizer, attached: RemovableHandle | None, call: Callable[[], None]
 ) -> RemovableHandle:
-    """Call a function after every step of an optimizer; a step that GradScaler skips is none."""
+    """Call a function after every optimizer step; a step that GradScaler skips does not count."""
     given: object = optimizer
     if not isinstance(given, torch.optim.Optimizer):
         raise InputError(f"attach takes a torch.optim.Optimizer, got {type(given).__name__}")
@@ -214,7 +214,7 @@ def call_after_steps(
 class Regularizer:
     """R(θ) of a live module: draws, steps, fallback and compilation around :func:`evaluate`.
 
-    Optimizer steps are counted by passes, by an optimizer's hook, or as the loop says. ψ is a
+    Steps are counted by passes or by an optimizer's hook, or set by the training loop. ψ is a
     function of (seed, step), evaluation points of (seed, step, rank, micro-batch).
     """
 
@@ -258,7 +258,7 @@ class Regularizer:
         self._hook, self._counts_passes, self._micro = None, True, 0
 
     def set_step(self, step: int) -> None:
-        """The loop says which step it is; passes are micro-batches from now on."""
+        """Set the step; passes are micro-batches from now on."""
         if step < 0:
             raise InputError(f"step must be at least 0, got {step}")
         self._counts_passes = False
@@ -266,7 +266,7 @@ class Regularizer:
             self.step, self._micro = int(step), 0
 
     def after_pass(self) -> None:
-        """Go to the next step, or to the next micro-batch if others count steps."""
+        """Go to the next step, or to the next micro-batch if passes are not steps."""
         if self._counts_passes:
             self.step += 1
         else:
@@ -278,13 +278,13 @@ class Regularizer:
         return self.step % self.every == 0
 
     def stream(self) -> Stream:
-        """This step's random numbers: ψ the same on every rank, evaluation points its own."""
+        """The step's random numbers: ψ is the same on every rank, evaluation points differ."""
         dist = torch.distributed
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         return Stream(self.options.seed, self.step, rank, self._micro)
 
     def params(self) -> Params:
-        """The parameters that R is about, as they are now."""
+        """The trainable parameters, live."""
         _check_not_sharded(self.module)
         return trainable(self.module)
 
@@ -409,7 +409,7 @@ class Regularizer:
         return self.f.raw(x) if compiler is None else compiler.plain(self.f.raw, x)
 
     def _compiler(self, asked: bool) -> Compiled | None:
-        """What compiles, if torch.compile around it (``asked``) or :attr:`compiled` ask for it."""
+        """The compiler, if the caller compiles (``asked``) or :attr:`compiled` has options."""
         if asked and self.compiled is None:
             self.compiled = Compiled()
         given = self.compiled is not None and self.compiled.options is not None
@@ -451,7 +451,7 @@ class Regularizer:
 
     @contextmanager
     def own_noise(self) -> Iterator[None]:
-        """Random layers draw from this step's own stream, and the loop's stream is left alone."""
+        """Random layers draw from this step's seed; the random state is restored at the end."""
         if not any(map(is_random, self.module.modules())):
             yield
             return
@@ -462,7 +462,7 @@ class Regularizer:
 
 
 def _compiled_parts_eager(module: nn.Module) -> AbstractContextManager[Any]:
-    """Within, compiled modules inside run eagerly, so that tangents are not lost in them."""
+    """Context manager: compiled submodules run eagerly, so that tangents are not lost in them."""
     compiled = "torch._dynamo" in sys.modules and any(
         hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None
         for m in module.modules()
@@ -484,7 +484,7 @@ def _check_not_sharded(module: nn.Module) -> None:
 
 
 def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
-    """Give the module the running statistics that a pass on cloned buffers made."""
+    """Copy the running statistics of a functional pass to the module."""
     own = dict(module.named_buffers())
     kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for name, new in buffers.items():
@@ -497,12 +497,12 @@ def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
 
 
 def first(out: Any, size: int, rest: int) -> Any:
-    """The output of the first ``size`` points, of one over ``size + rest`` of them."""
+    """The first ``size`` points of an output over ``size + rest`` points."""
     if isinstance(out, Tensor):
         return out[:size]
-    tensors, shell = take_apart(out)
+    tensors, rebuild = take_apart(out)
     both = size + rest
-    return shell([t[:size] if t.ndim and len(t) == both else t for t in tensors])
+    return rebuild([t[:size] if t.ndim and len(t) == both else t for t in tensors])
 
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:

@@ -167,15 +167,15 @@ class InPlacePenalty(Penalty):
 
 @contextmanager
 def _precise(module: nn.Module, beta: float) -> Iterator[None]:
-    """Raise for a pass in half precision (FSDP2's MixedPrecisionPolicy) if beta is too small."""
+    """Raise if a pass is in half precision (FSDP2's MixedPrecisionPolicy) and beta too small."""
 
     def check(layer: nn.Module, *_: Any) -> None:
         half = next((p.dtype for p in layer.parameters(recurse=False) if p.dtype in HALF), None)
         if half is not None and beta < SMALLEST_IN_HALF:
             raise UnsupportedModuleError(
                 f"{type(layer).__name__} computes in {str(half).removeprefix('torch.')}, in which "
-                f"differences of size {beta=:g} drown. Give beta=1e-2, or compute in float32 (no "
-                "MixedPrecisionPolicy(param_dtype=...))."
+                f"a step of {beta=:g} is lost in rounding. Give beta=1e-2, or compute in float32 "
+                "(no MixedPrecisionPolicy(param_dtype=...))."
             )
 
     with ExitStack() as hooks:
@@ -199,7 +199,7 @@ def _is_sharded(p: Tensor) -> bool:
 
 
 def _local(p: Tensor) -> Tensor:
-    """What this rank holds of a parameter: memory that is shared with it."""
+    """This rank's shard of a parameter: shared memory, not a copy."""
     return p.to_local() if _is_sharded(p) else p  # type: ignore[attr-defined]
 
 

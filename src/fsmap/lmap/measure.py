@@ -1,4 +1,4 @@
-"""Measured before training: what R adds to a step, and which λ to try."""
+"""Measurements before training: the cost of R per step, and values of λ to try."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fsmap.types import Inputs
 
 Wrapper = LMAP | LaplacianPenalty | InPlacePenalty
 EVERY = (1, 2, 4, 8)
-MEASURE_SECONDS = 4.0  # after which no further round is measured
-SHARES = (0.01, 0.1, 1.0)  # shares λR / loss that are offered
+MEASURE_SECONDS = 4.0  # no further round is started after this time
+SHARES = (0.01, 0.1, 1.0)  # λR / loss
 
 
 class StepCost(NamedTuple):
@@ -44,13 +44,13 @@ class StepCost(NamedTuple):
     spread: float = 0.0  # largest (max − min)/median of one of the three, over the rounds
 
     def seconds(self, every: int | None = None) -> float:
-        """Seconds of a step on average, with R on every so many of them."""
+        """Mean seconds of a step if R is evaluated on every ``every``-th one."""
         k = self.every if every is None else every
         return self.active / k + self.idle * (1 - 1 / k)
 
     @property
     def factor(self) -> float:
-        """How many times as long training takes."""
+        """Training time relative to that without R."""
         return self.seconds() / self.plain
 
     def __str__(self) -> str:
@@ -185,7 +185,7 @@ def _peak(run: Callable[[], object], device: torch.device) -> int | None:
 
 
 class Strength(NamedTuple):
-    """R beside the loss, and the λ that follow from it; ``print`` it."""
+    """R, the loss, and the values of λ to try; ``print`` it."""
 
     R: float  # mean over the draws
     stderr: float

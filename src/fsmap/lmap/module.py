@@ -27,7 +27,7 @@ from fsmap.px import EvalDistribution
 from fsmap.types import Inputs
 
 NATS = 0.05  # default c, in nats per training point, by held-out log loss: docs/guide/strength.md
-MEMORY = 20  # steps that the running mean of R remembers: one draw varies by tens of percent
+MEMORY = 20  # steps of the running mean of R: one draw varies by tens of percent
 
 C = TypeVar("C", bound=type)
 
@@ -47,13 +47,13 @@ def _with_all_options(cls: C) -> C:
 
 
 class Term:
-    """What LMAP and the penalties share: how R is measured, and which optimizer step it is."""
+    """Base class of LMAP and the penalties: settings of R and the count of optimizer steps."""
 
     regularizer: Regularizer
 
     @property
     def batchnorm(self) -> str:
-        """How BatchNorm sees the evaluation points."""
+        """The BatchNorm mode of the evaluation points."""
         return self.regularizer.options.batchnorm
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Self:
@@ -219,7 +219,7 @@ class LMAP(Term, nn.Module):
 
 
 class Penalty(Term):
-    """A term that does not see the training batch, so that it cannot normalize with it."""
+    """Base class of the penalties. They do not see the training batch: there is no ``joint``."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class Penalty(Term):
         self.regularizer = Regularizer(module, made)
 
     def state_dict(self) -> dict[str, int]:
-        """The step; the model's own state is the model's."""
+        """The step; save the model separately."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -251,7 +251,7 @@ class LaplacianPenalty(Penalty):
     Takes the options of :class:`LMAP`, except that ``batchnorm`` is ``frozen`` (what ``auto`` means
     if there are running statistics) or ``batch``. Under DDP use :class:`LMAP`: a pass that bypasses
     the wrapper is not synchronized unless it is in the same ``backward`` as one through it. Under
-    ``no_grad`` it returns R as a number to look at.
+    ``no_grad`` it returns R as a number for logging.
     """
 
     def compile(self, **options: Any) -> None:
@@ -353,14 +353,14 @@ class LogTrace(nn.Module):
 
     @property
     def skipped(self) -> int:
-        """How many R were not finite or negative, over all ranks; waits for the device."""
+        """Number of R that were negative or not finite, over all ranks; waits for the device."""
         return int(self.sums[2])
 
     @property
     def reg_strength(self) -> float:
         """The λ = c/(R̄ + R₀) that the gradient amounts to now; waits for the device."""
-        below = float(self.mean + SHARE * self.first)
-        return self.nats / below if below > 0 else math.nan
+        denominator = float(self.mean + SHARE * self.first)
+        return self.nats / denominator if denominator > 0 else math.nan
 
     def forward(self, R: Tensor | None, *, every: int = 1) -> Tensor:
         """The penalty in nats per training point, of what ``LMAP(every=every)`` returned."""
@@ -383,11 +383,11 @@ class LogTrace(nn.Module):
         R = accumulate(R.reshape(()))
         now = R.detach() / every
         trains = self.training and torch.is_grad_enabled()
-        counts = trains and R.requires_grad  # where R is left out it is a 0 without a graph
-        one = self._with(now) if counts else (now.float(), torch.ones_like(self.mean))
-        mean, first = self._means(*one)
-        below = torch.add(mean, first, alpha=SHARE)
-        strength = torch.where(below > 0, self.nats / below, 0.0)
+        counts = trains and R.requires_grad  # on steps without R it is a 0 without a graph
+        sums = self._add(now) if counts else (now.float(), torch.ones_like(self.mean))
+        mean, first = self._means(*sums)
+        denominator = torch.add(mean, first, alpha=SHARE)
+        strength = torch.where(denominator > 0, self.nats / denominator, 0.0)
         value = self.nats * (now / (SHARE * first).clamp(min=1e-30)).log1p()
         if counts and self._hook is None:
             self._step(mean, first)
@@ -423,8 +423,8 @@ class LogTrace(nn.Module):
             setattr(self, name, before.to(getattr(self, name).device))
         return self
 
-    def _with(self, R: Tensor) -> tuple[Tensor, Tensor]:
-        """Add an R to those of this step; their sum and number over all ranks."""
+    def _add(self, R: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a value of R to this step; returns the sum and number of values over all ranks."""
         valid = R.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         found = torch.stack([valid, (valid > 0).to(R.dtype), (valid != R).to(R.dtype)])
         dist = torch.distributed
@@ -434,21 +434,21 @@ class LogTrace(nn.Module):
         return self.sums[0], self.sums[1]
 
     def _means(self, total: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """R̄, and its value in the first steps, after a step with so many R of this sum."""
+        """R̄ and the mean over the first steps, after a step with ``count`` values of R."""
         weight = (count > 0) / (self.steps + 1).clamp(max=MEMORY)
         mean = torch.lerp(self.mean, total / count.clamp(min=1), weight.to(self.mean.dtype))
         return mean, torch.where(self.steps < MEMORY, mean, self.first)
 
     @torch.no_grad()
     def _step(self, mean: Tensor, first: Tensor) -> None:
-        """An optimizer step is over."""
+        """Store the means of a finished optimizer step."""
         self.mean.copy_(mean)
         self.first.copy_(first)
         self.steps.add_(self.sums[1] > 0)
         self.sums[:2].zero_()
 
     def _warn(self, *, idle: bool) -> None:
-        """Warn of R that were left out or fell to almost nothing; once."""
+        """Warn once of values of R that were skipped, had no gradient or fell to almost nothing."""
         self._calls += 1
         self._idle += idle
         if self._warned or (self._calls % (5 * MEMORY) and self._idle != 2):
@@ -485,7 +485,7 @@ def _check_keywords(keywords: dict[str, Any], size: int) -> None:
 
 
 def is_zero(strength: float | Tensor | None) -> bool:
-    """Whether λ is a plain 0; a tensor is not looked at."""
+    """Whether λ is a plain 0; False for a tensor, whose value is not read."""
     return isinstance(strength, int | float) and strength == 0
 
 

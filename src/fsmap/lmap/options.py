@@ -1,7 +1,4 @@
-"""The options of L-MAP, in one place, and the part of a model that R is about.
-
-Every way in takes these names, with these meanings.
-"""
+"""The options of LMAP and of all penalties, and the parameters and outputs that R is about."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ MODES = ("joint", "batch", "frozen")  # of BatchNorm: fsmap.lmap.batchnorm
 
 
 class MoreOptions(TypedDict, total=False):
-    """What :class:`Options` takes besides ``px``, ``num_points`` and ``batchnorm``."""
+    """Options besides ``px``, ``num_points`` and ``batchnorm``."""
 
     estimator: str | Estimator
     beta: float
@@ -58,8 +55,8 @@ class Options:
         metric: g, see :mod:`fsmap.metric`.
         seed: ψ is a function of the seed, the step and the model's parameters.
         probes: ψ per step.
-        outputs: R over so many entries of the last output dimension, another random sample on each
-            step, scaled so that R is unbiased; for large vocabularies.
+        outputs: Number of entries of the last output dimension that R is computed for: a random
+            sample on each step, scaled so that R is unbiased; for large vocabularies.
         forward: ``forward(module, x)`` if the module's signature is unusual.
     """
 
@@ -79,7 +76,7 @@ class Options:
     def of(
         cls, kind: type, px: Any, num_points: int, batchnorm: str, options: Mapping[str, Any]
     ) -> Options:
-        """The options of an LMAP or a penalty; raises InputError for one that there is not."""
+        """The options of an LMAP or a penalty; raises InputError for an unknown name."""
         known = [o.name for o in fields(cls)]
         unknown = [name for name in options if name not in known]
         if unknown:
@@ -175,14 +172,14 @@ def trainable(module: nn.Module) -> Params:
 
 
 class Outputs(NamedTuple):
-    """What a model returns: the size V of its last dimension, and the linear layer behind it."""
+    """The size V of the last output dimension, and the linear layer that computes it."""
 
     size: int
     head: str | None  # None if there is no such layer, or it is compiled
 
     @classmethod
     def of(cls, f: Functional, params: Params, x: Inputs) -> Outputs:
-        """Find them by one pass; the random stream is left as it was."""
+        """From one pass; the random state is restored."""
         layers = {n: m for n, m in f.module.named_modules() if type(m) is nn.Linear}
         made: dict[str, list[Tensor]] = {name: [] for name in layers}
         with ExitStack() as stack, torch.no_grad():
@@ -196,7 +193,7 @@ class Outputs(NamedTuple):
         return cls(int(out.shape[-1]), heads[0] if heads else None)
 
     def draw(self, num: int, stream: Stream) -> Tensor:
-        """``[num]`` of them without replacement, the same on every rank and micro-batch."""
+        """``[num]`` entries without replacement, the same on every rank and micro-batch."""
         source = generator(stream.seed, stream.step, "outputs")
         return torch.randperm(self.size, generator=source)[:num].sort().values
 

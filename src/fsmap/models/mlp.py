@@ -53,7 +53,7 @@ class MLP(nn.Module):
         init: ``"torch"``: weights and biases uniform within $\pm 1/\sqrt{\text{fan-in}}$, as
             ``nn.Linear`` has them; ``"lecun"``: weights $N(0, 1/\text{fan-in})$ and biases zero,
             as JAX libraries have them.
-        generator: Source of the first values; None is torch's own.
+        generator: Source of the initial values; None is torch's own.
 
     Examples:
         >>> model = MLP([2, 16, 16, 16, 16, 2], "tanh", generator=torch.Generator().manual_seed(0))

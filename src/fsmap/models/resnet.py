@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fsmap.errors import MissingDataError
 
 MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)
-"""What ResNet-50 expects images (RGB in 0..1) to be normalized with, and :data:`STD`."""
+"""Normalization of images (RGB in 0..1) that ResNet-50 expects, with :data:`STD`."""
 STD = (1 / 255,) * 3
 SIZE = 224
 STAGES_50 = (3, 4, 6, 3)
@@ -137,7 +137,7 @@ def resnet18(
 
 
 class Upscaled(nn.Module):
-    """A network for large images, for small ones: resized, and normalized as it expects.
+    """Applies a network for large images to small ones: resizes and normalizes them for it.
 
     ``mean`` and ``std`` are what the small images were normalized with.
     """

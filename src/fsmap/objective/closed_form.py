@@ -179,7 +179,7 @@ class Invertible(NamedTuple):
 
     @classmethod
     def from_gram(cls, gram: Tensor) -> Invertible:
-        r"""Take $\log\det\Phi$, and refuse a $\Phi$ whose rounding errors would decide it."""
+        r"""From $\Phi$; SingularGeometryError if an eigenvalue is lost in rounding."""
         eigenvalues = torch.linalg.eigvalsh(gram)  # ascending
         floor = len(gram) * torch.finfo(gram.dtype).eps * eigenvalues[-1]
         rank = int((eigenvalues > floor).sum())
@@ -214,7 +214,7 @@ class Dual(NamedTuple):
     r"""$P\log\epsilon + \log\det(I + F D^2 F^\top/\epsilon)$ for $\Phi = F^\top F$ of any rank.
 
     The weights $\sigma'^2/\epsilon$ easily span sixty orders of magnitude. Neither $\Phi$ nor the
-    sum $F D^2 F^\top$ is formed, since both would bury small weights under the rounding errors of
+    sum $F D^2 F^\top$ is formed, since both would lose small weights in the rounding errors of
     large ones: a QR decomposition of the rows $\sigma'_i F_{\cdot i}/\sqrt\epsilon$, the longest
     first, and of $I$ below them keeps every row to its own relative accuracy.
     """

@@ -54,7 +54,7 @@ class LogDet(NamedTuple):
             return Draws(x)
         with torch.no_grad():
             whiten = resolve(self.metric, x, f(params, x))
-        side = min(whiten.size, size.P)  # that slq takes
+        side = min(whiten.size, size.P)  # n of slq
         return Draws(x, stream.signs(self.probes, side, like))
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
@@ -63,7 +63,7 @@ class LogDet(NamedTuple):
         assert given is None or isinstance(given, Tensor)
         jitter = self.jitter.to(next(iter(params.values())).device)
         method = self.method
-        if method == "auto":  # as it was drawn for: what is free may have changed since
+        if method == "auto":  # as in draw: the free memory may have changed since
             size = logdet.sizes(f, params, draws.x)
             method = "slq" if given is not None else ("dense" if size.P <= size.rows else "dual")
         site = Site(f, params, draws.x, self.metric)
@@ -139,8 +139,8 @@ class TraceBound(NamedTuple):
             R = _trace(self, f, params, self.draw(f, params, stream))
         if not 0 < R < torch.inf:
             raise InputError(
-                f"R is {float(R):g} at the first parameters, so that R₀, {SHARE:.0%} of it, is no "
-                "scale. Give r0, or look at p_X and the network: its output must depend on its "
+                f"R is {float(R):g} at the initial parameters: {SHARE:.0%} of it cannot be R₀. "
+                "Give r0, or check p_X and the network: its output must depend on its "
                 "parameters and be finite."
             )
         return self._replace(r0=SHARE * R)
@@ -151,7 +151,7 @@ class TraceBound(NamedTuple):
             return next(iter(params.values())).new_zeros(())
         if self.r0 is None:
             raise InputError(
-                "R₀ is not known yet: fit and fit_population take it from the first parameters. "
+                "R₀ is not known yet: fit and fit_population take it from the initial ones. "
                 "Elsewhere give l_map(..., r0=...), or call objective.started(f, params, stream)."
             )
         R = _trace(self, f, params, draws)

@@ -37,7 +37,7 @@ LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Likelihood(Protocol):
-    """What the objective needs of a likelihood."""
+    """Interface of a likelihood."""
 
     def value(self, out: Tensor, y: Tensor) -> Tensor:
         """Sum of ``log p(y | out)`` over the batch, in nats."""
@@ -136,7 +136,7 @@ class Bernoulli(NamedTuple):
 
 
 def check_classes(out: Tensor, y: Tensor) -> None:
-    """Shapes and dtypes of a classification batch: known without looking at the numbers."""
+    """Raise InputError on wrong shapes or dtypes; values are not looked at."""
     if out.dim() < 2 or out.shape[-1] < 2:
         raise InputError(
             f"Categorical needs logits [B, K] or [B, T, K] with K >= 2, got {list(out.shape)}. "
@@ -158,7 +158,7 @@ def check_classes(out: Tensor, y: Tensor) -> None:
 
 
 def check_batch(out: Tensor, y: Tensor) -> None:
-    """What every likelihood asks of a batch: points, floating outputs, finite targets."""
+    """Raise InputError unless there are points, floating-point outputs and finite targets."""
     if out.numel() == 0 or y.numel() == 0:
         raise InputError(
             f"the batch is empty: outputs {list(out.shape)}, targets {list(y.shape)}. "
@@ -195,7 +195,7 @@ Elementwise = Callable[[Tensor], Tensor] | Mapping[str, Callable[[Tensor], Tenso
 
 
 class Prior(Protocol):
-    """What the objective needs of a prior."""
+    """Interface of a prior."""
 
     def value(self, params: Params) -> Tensor:
         """Log-density of the parameters, in nats."""
@@ -222,7 +222,7 @@ class Normal(NamedTuple):
 
     def value(self, params: Params) -> Tensor:
         """Log-density of the parameters, in nats."""
-        _check_any(params)
+        _check_not_empty(params)
         terms = []
         for name, tensor in params.items():
             theta = accumulate(tensor)
@@ -236,7 +236,7 @@ class Normal(NamedTuple):
 
     def check(self, params: Params) -> None:
         """Raise InputError on missing names, wrong shapes, or scales that are not positive."""
-        _check_any(params)
+        _check_not_empty(params)
         for name, theta in params.items():
             check_positive(f"std of {name!r}", _entry("std", self.std, name))
             _fitting("std", self.std, name, theta)
@@ -250,12 +250,12 @@ class Flat(NamedTuple):
 
     def value(self, params: Params) -> Tensor:
         """Zero."""
-        _check_any(params)
+        _check_not_empty(params)
         return accumulate(next(iter(params.values()))).new_zeros(())
 
     def check(self, params: Params) -> None:
         """Raise InputError if there is no parameter."""
-        _check_any(params)
+        _check_not_empty(params)
 
 
 class Reparametrized(NamedTuple):
@@ -303,7 +303,7 @@ class Reparametrized(NamedTuple):
 
     def _pull_back(self, params: Params) -> tuple[Params, Tensor]:
         """The old coordinates theta, and log |det d theta / d theta'|."""
-        _check_any(params)
+        _check_not_empty(params)
         pairs = {n: _slope(_entry("inverse", self.inverse, n), t) for n, t in params.items()}
         log_slopes = [accumulate(slope).abs().log().sum() for _, slope in pairs.values()]
         return {name: theta for name, (theta, _) in pairs.items()}, torch.stack(log_slopes).sum()
@@ -321,7 +321,7 @@ def _slope(inverse: Callable[[Tensor], Tensor], tensor: Tensor) -> tuple[Tensor,
 
 
 def _entry(what: str, table: Any, name: str) -> Any:
-    """What a table says about one parameter; a value that is no table is for all of them."""
+    """The entry of one parameter; a value that is not a dict holds for all parameters."""
     if not isinstance(table, Mapping):
         return table
     if name not in table:
@@ -345,7 +345,7 @@ def _fitting(what: str, table: Scale, name: str, theta: Tensor) -> Tensor:
     return value
 
 
-def _check_any(params: Params) -> None:
+def _check_not_empty(params: Params) -> None:
     if not params:
         raise InputError("there is no trainable parameter. Set requires_grad on at least one.")
 
@@ -362,7 +362,7 @@ class Objective(NamedTuple):
     num_data: int  # N
 
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
-        """Everything random of one step."""
+        """The random numbers of one step."""
         return self.geometry.draw(f, params, stream)
 
     @property
@@ -385,7 +385,7 @@ class Objective(NamedTuple):
         return -torch.stack(list(parts.values())).sum() / self.num_data, parts
 
     def started(self, f: ModelFn, params: Params, stream: Stream) -> Objective:
-        """The objective with what it takes from the first parameters: R₀ of ``reg_nats``."""
+        """The objective with R₀ of ``reg_nats`` set at the initial parameters, unless given."""
         if not isinstance(self.geometry, TraceBound):
             return self
         return self._replace(geometry=self.geometry.started(f, params, stream))
@@ -424,7 +424,7 @@ def ps_map(likelihood: Likelihood, prior: Prior, /, *, num_data: int) -> Objecti
 
     An objective for :func:`fsmap.fit` of log p(y | f), log p(θ) and N.
     """
-    return Objective(likelihood, prior, NoGeometry(), _positive("num_data", num_data))
+    return Objective(likelihood, prior, NoGeometry(), _at_least_one("num_data", num_data))
 
 
 def fs_map(
@@ -455,10 +455,10 @@ def fs_map(
     """
     if method not in logdet.METHODS:
         raise InputError(f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}")
-    points = _positive("num_points", num_points)
+    points = _at_least_one("num_points", num_points)
     epsilon = jitter if isinstance(jitter, Tensor) else torch.tensor(jitter, dtype=torch.float64)
     geometry = LogDet(as_px(px), points, epsilon, method, metric, probes)
-    return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
+    return Objective(likelihood, prior, geometry, _at_least_one("num_data", num_data))
 
 
 def l_map(
@@ -494,7 +494,7 @@ def l_map(
             cost.
         reg_nats: c, nats per data point: c·log(1 + R/R₀) instead of λR, whose strength does not
             depend on the size of R; see :class:`fsmap.objective.geometry.TraceBound`. 0 is PS-MAP.
-        r0: R₀ of ``reg_nats``. None: ``fit`` takes 1 % of R at the first parameters. With
+        r0: R₀ of ``reg_nats``. None: ``fit`` takes 1 % of R at the initial parameters. With
             c = d/(2N) and R₀ = dε the term bounds ½ log det(I + 𝒥/ε) for 𝒥 of rank d.
         estimator: See :func:`fsmap.trace`.
         beta: Step of the differences.
@@ -516,11 +516,11 @@ def l_map(
     scalar = _positive_scalar(name, value)
     options: dict[str, Any] = {
         "px": as_px(px),
-        "num_points": _positive("num_points", num_points),
+        "num_points": _at_least_one("num_points", num_points),
         "estimator": by_name(estimator, beta=beta),
-        "probes": _positive("probes", probes),
+        "probes": _at_least_one("probes", probes),
         "metric": metric,
-        "every": _positive("every", every),
+        "every": _at_least_one("every", every),
     }
     geometry: Geometry
     if name == "reg_nats":
@@ -529,17 +529,17 @@ def l_map(
     else:
         epsilon = scalar if name == "jitter" else 1 / (2 * scalar * num_data)
         geometry = Laplacian(jitter=epsilon, **options)
-    return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
+    return Objective(likelihood, prior, geometry, _at_least_one("num_data", num_data))
 
 
-def _positive(name: str, value: int) -> int:
+def _at_least_one(name: str, value: int) -> int:
     if not value >= 1:  # nan, too
         raise InputError(f"{name} must be at least 1, got {value}")
     return value
 
 
 def _positive_scalar(name: str, value: float | Tensor) -> Tensor:
-    """A number > 0 as a tensor; a tensor as it is, with no look at its value."""
+    """A number > 0 as a tensor; a tensor is returned as it is, without a check."""
     if isinstance(value, Tensor):
         return value
     scalar = torch.tensor(value, dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Experiments: config → rows → picture, where each arrow is a function; and how they are run.
 
 ``Experiment.run`` measures; ``table``, ``claims``, ``draw`` and ``interactive`` read rows and train
-nothing. A module below ``fsmap.paper`` that defines a subclass with an ``id`` is found by itself.
+nothing. A module below ``fsmap.paper`` that defines a subclass with an ``id`` is registered.
 A run is written unit by unit, then drawn and judged:
 
     OUT/ID/rows.jsonl  units.jsonl  *.png  *.svg  summary.json (last of all)
@@ -9,12 +9,12 @@ A run is written unit by unit, then drawn and judged:
     OUT/.fsmap/ID.previous/   the finished run that was replaced last
 
 ``units.jsonl`` is the first file of a run, so a kill at any moment leaves a folder that can be
-resumed. A run that is there already is refused, unless
+resumed. A run that exists already is an error, unless
 
 - ``--resume``: an unfinished run is continued; a finished one stays as it is, and a full run
   satisfies ``--quick``. Fields that only choose units (``Experiment.selecting``) may differ:
-  missing units are added. A summary that does not say what the rows say is made again;
-- ``--force``: it makes room for the new run. A finished one is kept aside.
+  missing units are added. A summary that differs from the rows is written again;
+- ``--force``: the run starts anew. A finished one is kept aside.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from fsmap.paper.rows import (
     claim_entry,
     judge,
     key_of,
-    lead,
+    margin,
     not_tested,
 )
 from fsmap.progress import progress
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]  # takes a note for the user, one line
 Plots: TypeAlias = "dict[str, Figure]"  # figures by file name (without ending)
 TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What drawing and judging may raise if rows are missing or of an older version."""
+"""Errors of figures and claims if rows are missing or of an older version."""
 
 
 class Measured(NamedTuple):
@@ -80,7 +80,7 @@ class Measured(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What the runner gives to ``run``."""
+    """The runner's arguments to ``run``."""
 
     device: torch.device  # where to compute
     out: Path  # the run's folder, for checkpoints and the like
@@ -112,7 +112,7 @@ class Experiment:
     # a run can be resumed with other values, and so be made in pieces
     selecting: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[tuple[str, ...]] = ()  # scalars that the table shows, in this order
-    columns: ClassVar[tuple[str, ...]] = ()  # what tells its lines apart: "metric", "n_train", …
+    columns: ClassVar[tuple[str, ...]] = ()  # keys of its lines: "metric", "n_train", …
     config: ClassVar[Any]  # full size
     quick: ClassVar[Any]  # quick size
 
@@ -121,7 +121,7 @@ class Experiment:
         return [{}]
 
     def one_thread(self, config: Any) -> bool:
-        """Whether its matrices are so small that a second thread would only wait."""
+        """Whether to use one thread: its matrices are too small for two."""
         return True
 
     def run(self, config: Any, unit: Unit, context: Context) -> Iterable[Measured]:
@@ -137,7 +137,7 @@ class Experiment:
         return summarize(in_order(rows, *self.metrics), *self.columns)
 
     def claims(self, rows: Rows) -> list[Claim]:
-        """What the paper states, judged by the rows; the forms are in :mod:`fsmap.paper.rows`."""
+        """Statements of the paper, tested on the rows; see :mod:`fsmap.paper.rows`."""
         return []
 
     def draw(self, rows: Rows) -> Plots:
@@ -149,7 +149,7 @@ class Experiment:
         return None
 
     def live(self, rows: Rows) -> Mapping[str, Any] | None:
-        """What a script of the page needs to compute this figure anew, if there is one."""
+        """Data for a script of the page that computes this figure anew; None: no script."""
         return None
 
 
@@ -175,7 +175,7 @@ def judge_all(
 
     def support(effect: Mean) -> float:
         """By how many standard errors the effect is on the right side of its bound."""
-        ahead = lead(effect.mean, **{kind: options[kind]})
+        ahead = margin(effect.mean, **{kind: options[kind]})
         if not math.isfinite(ahead):
             return -math.inf
         if math.isnan(effect.stderr):
@@ -231,7 +231,7 @@ def section(experiment: Experiment) -> str:
 
 
 def coverage(experiment: Experiment, header: Mapping[str, Any], done: Container[str]) -> str:
-    """How much of the protocol a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``.
+    """The part of the protocol that a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``.
 
     ``header`` is the size and config of the run, ``done`` the keys of its finished units.
     """
@@ -380,7 +380,7 @@ def parse(text: str, kind: Any) -> Any:
 
 
 def check_range(name: str, value: Any) -> None:
-    """Refuse an empty tuple, a whole number below 1 (a warm-up: below 0) and a negative one."""
+    """Raise ValueError if a tuple is empty, an int below 1 (warm-up: 0) or a float negative."""
     if value == ():
         raise ValueError("It needs at least one value.")
     for number in value if isinstance(value, tuple) else (value,):
@@ -394,7 +394,7 @@ def check_range(name: str, value: Any) -> None:
 
 
 class Outcome(NamedTuple):
-    """How one experiment went."""
+    """The result of running one experiment."""
 
     id: str  # the experiment
     status: str  # "finished", "kept" (was finished before), "skipped" or "failed"
@@ -419,14 +419,14 @@ def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> It
         place = f"{number}/{len(jobs)} " if len(jobs) > 1 else ""
         try:
             yield job.run(say, place + job.experiment.id)
-        except Exception as error:  # a bug in one experiment must not take the others with it
+        except Exception as error:  # a bug in one experiment: the others still run
             yield job.failed(error)
 
 
 class Job:
     """The run of one experiment.
 
-    With ``lenient`` it is one of many: skipped if its data or its device is missing, and without
+    With ``lenient`` (``fsmap run all``) it is skipped if its data or device is missing, and ignores
     settings that it does not have.
     """
 
@@ -450,15 +450,15 @@ class Job:
         lacks = experiment.device == "gpu" and device.type == "cpu" and not options.quick
         if self.lenient and lacks:
             again = options.command(experiment.id)
-            return self.end("skipped", f"needs a GPU at full size. Try: {again} --quick")
+            return self.outcome("skipped", f"needs a GPU at full size. Try: {again} --quick")
         units = [*{key_of(unit): unit for unit in experiment.units(self.config)}.values()]
         if not units:
             raise InputError(f"there is nothing to do with this config: {self.config}.")
         with folder.lock():
             if self.lenient and folder.finished and not (options.resume or options.force):
-                return self.end("kept", "finished before; --force runs it again")
+                return self.outcome("kept", "finished before; --force runs it again")
             if not self._open(units, say):
-                return self.end("kept", "finished before")
+                return self.outcome("kept", "finished before")
             done = folder.done()
             left = [unit for unit in units if key_of(unit) not in done]
             with progress(len(left), label, silent=options.silent) as bar:
@@ -475,7 +475,7 @@ class Job:
                     bar.update(index + 1)
             if options.resume:
                 folder.tidy(folder.header(), units)
-            return self.end("finished", summary=publish(experiment, folder))
+            return self.outcome("finished", summary=publish(experiment, folder))
 
     def _measure(
         self, unit: Unit, device: torch.device, advance: Callable[[float | str], None]
@@ -496,7 +496,7 @@ class Job:
         values = (item._replace(value=plain(item.value)) for item in measured)
         return [Row(**around, **item._asdict()) for item in values], seconds
 
-    def end(self, status: str, reason: str = "", **more: Any) -> Outcome:
+    def outcome(self, status: str, reason: str = "", **more: Any) -> Outcome:
         """The outcome of this run."""
         return Outcome(self.experiment.id, status, self.folder.path, reason, **more)
 
@@ -532,16 +532,16 @@ class Job:
         return True
 
     def failed(self, error: Exception) -> Outcome:
-        """Skipped, if it lacks its data and is one of many; else failed, with the reason."""
+        """The outcome after an error: skipped if data are missing and ``lenient``, else failed."""
         if isinstance(error, FsmapError):
             skip = self.lenient and isinstance(error, MissingDataError)
-            return self.end("skipped" if skip else "failed", str(error), error=error)
+            return self.outcome("skipped" if skip else "failed", str(error), error=error)
         reason = str(error)
         if is_bug(error):
             reason = "".join(traceback.format_exception(error)).rstrip()
         again = self.options.command(self.experiment.id, resume=True)
-        reason += f"\nFinished units are kept. When this is mended, continue with: {again}"
-        return self.end("failed", reason, error=error)
+        reason += f"\nFinished units are kept. Once this is fixed, continue with: {again}"
+        return self.outcome("failed", reason, error=error)
 
 
 def is_bug(error: BaseException | None) -> bool:
@@ -576,7 +576,7 @@ def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence
 
 
 def summary_of(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
-    """What ``summary.json`` says: a function of the rows and units of a run."""
+    """The content of ``summary.json``: a function of the rows and units of a run."""
     rows, done, header = run.rows(), run.done(), run.header()
     size = coverage(experiment, header, done)
     missing = [] if size in ("quick", "full") else [size]

@@ -5,7 +5,7 @@ A run folder holds
 - ``rows.jsonl``: one :class:`Row` a line;
 - ``units.jsonl``: a header (experiment, size, config), then one line per finished unit, written
   after its rows are on disk, with their number and the SHA-256 of the line and its rows;
-- ``summary.json``: claims and table, computed from the rows; it decides nothing.
+- ``summary.json``: claims and table, computed from the rows.
 
 A unit is finished if, and only if, its line stands in ``units.jsonl`` and its rows match the
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
@@ -37,7 +37,7 @@ from fsmap.files import exclusive, plain, remove_partial, revive, write_whole
 Value = float | Sequence[Any]  # a number, or a (nested) list of numbers: a curve, an image
 SEAL = "sha256"  # entry of a record that holds its checksum
 DAMAGED = "rows.damaged.jsonl"  # a copy of rows that do not match their checksums
-Source = Literal["paper", "ours", "check"]  # who states a claim; a check says that the run is sane
+Source = Literal["paper", "ours", "check"]  # who states a claim; check: a test of the run itself
 
 
 class Row(NamedTuple):
@@ -130,7 +130,7 @@ def judge(
         >>> judge("ECE falls", -0.1, 0.1, 5, below=0).reason
         'within two standard errors'
     """
-    ahead = lead(effect, **bound)
+    ahead = margin(effect, **bound)
     shown = effect if ours is None else ours
     made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
     if seeds == 0:
@@ -144,8 +144,8 @@ def judge(
     return made._replace(holds=ahead > 0)
 
 
-def lead(effect: float, **bound: float) -> float:
-    """How far an effect is on the claimed side of its bound; negative on the other side."""
+def margin(effect: float, **bound: float) -> float:
+    """Distance of an effect from its bound on the claimed side; negative on the other side."""
     match [*bound.items()]:
         case [("below", most)]:
             return most - effect
@@ -190,7 +190,7 @@ class Line(NamedTuple):
 class Content(NamedTuple):
     """``rows.jsonl`` and ``units.jsonl`` of a run, checked against each other."""
 
-    header: dict[str, Any]  # what the run was asked for; empty if it is missing or damaged
+    header: dict[str, Any]  # experiment, size and config; empty if missing or damaged
     units: dict[str, dict[str, Any]]  # lines of finished units with intact rows, by key
     lines: list[Line]  # rows of these units
     damaged: list[str]  # units that do not match their checksum
@@ -218,14 +218,14 @@ def parse(text: bytes) -> dict[str, Any]:
 
 
 def sealed(record: Mapping[str, Any], lines: Iterable[bytes] = ()) -> dict[str, Any]:
-    """A record with the SHA-256 of itself and of the lines it answers for."""
+    """A record with the SHA-256 of itself and of its lines."""
     about = {key: value for key, value in record.items() if key != SEAL}
     text = b"\n".join([encode(about).encode(), *lines])
     return {**about, SEAL: hashlib.sha256(text).hexdigest()}
 
 
 def intact(record: Mapping[str, Any], lines: Iterable[bytes] = ()) -> bool:
-    """Whether a record and the lines it answers for are as they were sealed."""
+    """Whether the checksum of a record and its lines is right."""
     return bool(record.get(SEAL) == sealed(record, lines)[SEAL])
 
 
@@ -274,7 +274,7 @@ class RunFolder:
 
     @property
     def foreign(self) -> bool:
-        """Whether something else is here. Hidden files are what a kill may leave."""
+        """Whether something else is here; hidden files, which a kill may leave, do not count."""
         if self.state != "empty":
             return False
         if not self.path.is_dir():
@@ -313,7 +313,7 @@ class RunFolder:
         return {key: line["seconds"] for key, line in self.content().units.items()}
 
     def header(self) -> dict[str, Any]:
-        """What the run in this folder was asked for."""
+        """Experiment, size and config of the run in this folder."""
         if header := self.content().header:
             return header
         raise CheckpointError(
@@ -322,7 +322,7 @@ class RunFolder:
         )
 
     def summarized(self, summary: Mapping[str, Any]) -> bool:
-        """Whether ``summary.json`` says this."""
+        """Whether ``summary.json`` has these entries."""
         found = parse(self.summary_file.read_bytes()) if self.summary_file.is_file() else {}
         return all(encode(found.get(key)) == encode(value) for key, value in summary.items())
 
@@ -332,9 +332,9 @@ class RunFolder:
         write_whole(self.summary_file, text + "\n")
 
     def tidy(self, header: Mapping[str, Any], units: Sequence[Mapping[str, Any]]) -> Content:
-        """Write finished units only, in the order of ``units``; others of them come first.
+        """Keep finished units only, in the order of ``units``; those that are not in it come first.
 
-        So what a kill left, and what does not match its checksum, is dropped.
+        Rows of unfinished units, and units that do not match their checksum, are dropped.
         """
         for file in self.files:
             remove_partial(file)
@@ -351,7 +351,7 @@ class RunFolder:
         return content
 
     def add(self, unit: Mapping[str, Any], rows: Sequence[Row], seconds: float) -> None:
-        """Write a finished unit: its rows, then the line that says so."""
+        """Write a finished unit: its rows, then its line in ``units.jsonl``."""
         lines = [encode(row._asdict()) for row in rows]
         append_lines(self.rows_file, lines)
         about = {"unit": unit, "rows": len(rows), "seconds": seconds}
@@ -359,7 +359,7 @@ class RunFolder:
         append_lines(self.units_file, [encode(done)])
 
     def clear(self) -> None:
-        """Keep a finished run aside, remove another one: by one rename, which no kill divides."""
+        """Move a finished run aside, remove an unfinished one; atomic, by one rename."""
         aside = Path(f"{self.beside}.{'previous' if self.finished else 'dropped'}")
         if self.path.exists():
             shutil.rmtree(aside, ignore_errors=True)

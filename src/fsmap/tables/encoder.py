@@ -1,12 +1,12 @@
 """From the cells of a table to the numbers a network sees, learned once and kept with the model.
 
-What a column is, in this order; each can be overruled by naming the column.
+The kind of a column is decided in this order; ``--drop`` and ``--category`` overrule it.
 
 1. No value, one value throughout, row numbers, identifiers: left out, with the reason.
 2. Numbers, also ``12 %``, ``$1,200.50``, ``1'200`` and ``3,14``: standardized; a missing one
    becomes the median, and a 0/1 column marks it. Codes such as ``00417`` are categories.
 3. Dates: days since the first one, and the season, the weekday and the hour as angles.
-4. At least four of five are numbers: refused. A stray text among numbers is usually a mistake.
+4. At least four of five are numbers: an error. A text among numbers is usually a mistake.
 5. Text: one 0/1 column per category; a rare or unknown one has none of them.
 """
 
@@ -34,13 +34,13 @@ REGRESSION, CLASSIFICATION = "regression", "classification"
 TASKS = (REGRESSION, CLASSIFICATION)
 MOSTLY = 0.8  # a column with this share of numbers was meant to be numbers
 MAX_LEVELS = 50  # the most frequent categories of a column; the others are one, "other"
-MIN_COUNT = 2  # a category seen once teaches nothing that carries over
-MANY = 20  # so few distinct texts are categories whatever the number of rows
+MIN_COUNT = 2  # rarer categories are "other", too
+MANY = 20  # up to so many distinct texts are categories, whatever the number of rows
 MANY_CLASSES = 100
-FEW_NUMBERS = 10  # so few whole numbers may be classes in disguise, which is worth a remark
-FAR = 1.0  # ranges of the training rows beyond their ends that are worth a remark
+FEW_NUMBERS = 10  # up to so many distinct whole numbers may be classes: a note says so
+FAR = 1.0  # distance from the training range, relative to it, above which a warning is given
 ABSENT = "(missing)"  # the level of a category's missing cells
-FLAG_STD = 0.25  # the least of a 0/1 column: else one row in a thousand is encoded as 30
+FLAG_STD = 0.25  # at least, of a 0/1 column: else a 1 in a thousand rows is encoded as 30
 
 _UNIT = re.compile(r"[\s\u00a0\u202f'’_]|%|[$€£¥]|\b(USD|EUR|GBP|CHF|JPY)\b")
 _THOUSANDS = {
@@ -58,37 +58,37 @@ class UnseenWarning(UserWarning):
 
 
 class Column(NamedTuple):
-    """How one column becomes numbers."""
+    """How one column is encoded."""
 
     name: str  # in the table
     kind: str  # "number", "category", "date" or "left out"
-    levels: tuple[str, ...] = ()  # categories that have a number of their own, frequent ones first
-    fill: float = 0.0  # what stands for a missing number: the median
+    levels: tuple[str, ...] = ()  # categories with a 0/1 column, the most frequent first
+    fill: float = 0.0  # value for a missing number: the median
     missing: bool = False  # whether values were missing when this was learned
     reason: str = ""  # why it is left out
     form: str = "."  # how it is written: the decimal mark of numbers, the format of dates
     low: float = 0.0  # the smallest number in training
     high: float = 0.0  # the largest
 
-    def places(self) -> tuple[str, ...]:
-        """The categories that have a number each."""
+    def all_levels(self) -> tuple[str, ...]:
+        """The categories with a 0/1 column."""
         return (*self.levels, ABSENT) if self.missing else self.levels
 
     def names(self) -> list[str]:
-        """What each of its numbers is: ``age``, ``age is missing``, ``town=Bern``."""
+        """Names of its encoded features: ``age``, ``age is missing``, ``town=Bern``."""
         if self.kind == CATEGORY:
-            return [f"{self.name}={level}" for level in self.places()]
+            return [f"{self.name}={level}" for level in self.all_levels()]
         ends = (": days", *_CYCLES) if self.kind == DATE else ("",)
         return [self.name + end for end in ends] + [f"{self.name} is missing"] * self.missing
 
 
 class Encoder(NamedTuple):
-    """What was learned from the training rows."""
+    """How a table is encoded, learned from the training rows."""
 
     columns: tuple[Column, ...]  # all but the target, in the order of the training table
     mean: Floats  # subtracted from the encoded numbers, [D]
-    std: Floats  # what they are divided by, [D]
-    notes: tuple[str, ...] = ()  # what is worth saying about the columns
+    std: Floats  # divides them, [D]
+    notes: tuple[str, ...] = ()  # remarks about the columns
 
     @property
     def used(self) -> list[Column]:
@@ -96,7 +96,7 @@ class Encoder(NamedTuple):
         return [column for column in self.columns if column.kind != LEFT_OUT]
 
     def names(self) -> list[str]:
-        """What each of the D numbers is."""
+        """Names of the D encoded features."""
         return [name for column in self.used for name in column.names()]
 
     def encode(self, table: Table) -> npt.NDArray[np.float32]:
@@ -155,7 +155,7 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
         return _number(name, values, mark)
     for dates in _FORMATS if form is None else (form,):
         try:
-            days = [_moment(cell, dates)[0] for cell in filled]
+            days = [_parse_date(cell, dates)[0] for cell in filled]
         except ValueError:
             continue
         low, high, missing = min(days), max(days), len(filled) < len(cells)
@@ -166,7 +166,7 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
 
 
 def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[np.bool_], str]:
-    """The numbers (nan: missing or none), which cells are no finite number, and the decimal mark.
+    """The numbers (nan: missing or none), which cells are not finite numbers, the decimal mark.
 
     ``form`` is the decimal mark; None: the cells decide.
     """
@@ -193,7 +193,7 @@ def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
     rows = np.flatnonzero(wrong)
     examples = ", ".join(f"{cells[row]!r} in row {row + 1}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    verb = "is no finite number" if len(rows) == 1 else "are no finite numbers"
+    verb = "is not a finite number" if len(rows) == 1 else "are not finite numbers"
     return (
         f"column {name!r} holds numbers, but {examples}{more} {verb}. Correct it; if it means 'no "
         f"value', say so with --missing {cells[rows[0]]!r}; if the column holds categories, with "
@@ -224,8 +224,8 @@ def _are_codes(cells: Sequence[str]) -> bool:
     return one_length and len(cells[0]) > 1 and any(cell[0] == "0" for cell in cells)
 
 
-def _moment(cell: str, form: str) -> tuple[float, datetime.datetime]:
-    """Days since 1970, and the moment."""
+def _parse_date(cell: str, form: str) -> tuple[float, datetime.datetime]:
+    """Days since 1970, and the date with its time."""
     head, _, tail = cell.strip().replace("T", " ", 1).partition(" ")
     day = datetime.datetime.strptime(head, form)  # noqa: DTZ007
     if tail:
@@ -260,7 +260,7 @@ def _category(name: str, filled: list[str], rows: int, *, asked: bool) -> Column
 
 
 def _remarks(column: Column, cells: Cells) -> Iterable[str]:
-    """What a user may not expect of a column."""
+    """Remarks about a column that may surprise a user."""
     name = repr(column.name)
     if column.kind == LEFT_OUT:
         yield f"column {name} is left out: {column.reason}"
@@ -312,7 +312,7 @@ def _dates(column: Column, cells: Cells) -> Floats:
             rows.append([column.fill] + [0.0] * 6)
             continue
         try:
-            days, when = _moment(cell, column.form)
+            days, when = _parse_date(cell, column.form)
         except ValueError as error:
             raise InputError(
                 f"column {column.name!r} held dates ({column.form}), but row {row + 1} is {cell!r}"
@@ -324,7 +324,7 @@ def _dates(column: Column, cells: Cells) -> Floats:
 
 
 def _categories(column: Column, cells: Cells) -> Floats:
-    place = {level: k for k, level in enumerate(column.places())}
+    place = {level: k for k, level in enumerate(column.all_levels())}
     named = [ABSENT if cell is None else cell for cell in cells]
     unseen = [level for level in named if level not in place]
     if unseen:
@@ -343,7 +343,7 @@ def _warn(message: str) -> None:
 
 
 class Target(NamedTuple):
-    """What the target column is."""
+    """The target column: task, classes and scale."""
 
     name: str
     task: str  # "regression" or "classification"

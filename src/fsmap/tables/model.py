@@ -43,8 +43,8 @@ from fsmap.tables.network import (
     Members,
     Options,
     TableNet,
+    assign_folds,
     best,
-    deal,
     learn,
     row_losses,
 )
@@ -52,7 +52,7 @@ from fsmap.tables.reader import Table
 from fsmap.train import checkpoint as files
 
 KIND = "table-model-5"
-HINT = "A model is a file that `fsmap fit` wrote, as it wrote it."
+HINT = "Give a file that `fsmap fit` wrote, unchanged."
 LEVELS = np.linspace(0.005, 0.995, 199)
 COVER = (0.05, 0.95)  # ends of the intervals that are reported
 FEWEST = 20  # rows
@@ -64,7 +64,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class Spread(NamedTuple):
-    """How far targets lie from predictions, by the size of the prediction.
+    """The distribution of prediction errors, by the size of the prediction.
 
     Errors of held-out rows are divided by a scale: the mean absolute error of rows with similar
     predictions. An interval is the prediction plus quantiles of the scaled errors times the scale
@@ -101,7 +101,7 @@ class Spread(NamedTuple):
 
 
 class TableModel(NamedTuple):
-    """Everything that predicting needs."""
+    """All that a prediction needs."""
 
     encoder: Encoder  # from cells to numbers
     target: Target  # from numbers to cells
@@ -145,7 +145,7 @@ class TableModel(NamedTuple):
 
 
 def load_model(path: str | Path) -> TableModel:
-    """Read a model that ``fsmap fit`` saved; CheckpointError if it is damaged or something else."""
+    """Read a model that ``fsmap fit`` saved; CheckpointError if it is damaged or another file."""
     found = files.load(Path(path), hint=HINT)
     kind = found.config.get("kind")
     if kind != KIND:
@@ -173,7 +173,7 @@ def _decode(found: files.Checkpoint) -> TableModel:
 
 
 def _ensemble(config: dict[str, Any], state: dict[str, Tensor], labels: bool) -> Members:
-    """The networks; nothing is allocated unless the tensors have the numbers that they need."""
+    """The networks; ValueError, before allocating, if the tensors do not fit the sizes."""
     sizes, edges, members = config["sizes"], config["edges"], config["members"]
     units = [sizes[0] * edges, *sizes[1:]]
     count = sum((a + 1) * b for a, b in pairwise(units)) + units[0]
@@ -212,7 +212,7 @@ def _check(model: TableModel) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class TableOptions(Options):
-    """What a user may decide; the rest is decided by the rows."""
+    """The options of :func:`fit_table`; ``"auto"`` is decided by the data."""
 
     task: str = AUTO
     drop: Sequence[str] = ()
@@ -231,11 +231,11 @@ class Fitted(NamedTuple):
     test: Rows
     y: Tensor  # targets of the test rows: standardized [n, 1], or labels [n]
     out: dict[str, Tensor]  # outputs for the test rows by method; also of a constant and boosting
-    measured: dict[str, dict[str, float]]  # numbers on the test rows by method
+    measured: dict[str, dict[str, float]]  # metrics on the test rows by method
     learned: dict[str, Learned]  # what was trained, by method
-    spread: Spread | None  # of the chosen method before it saw the test rows; regression only
+    spread: Spread | None  # of the chosen method, without the test rows; regression only
     importance: list[tuple[str, float]]  # see _importance
-    notes: list[str]  # what is worth saying about the table
+    notes: list[str]  # remarks about the table
     seconds: float
 
 
@@ -254,7 +254,7 @@ def fit_table(
     if target in options.drop:
         raise InputError(f"--drop {target} would leave out the target")
     features = [name for name in table.columns if name != target and name not in options.drop]
-    with warnings.catch_warnings():  # rare values are no mistake of the user
+    with warnings.catch_warnings():  # rare values are not a mistake of the user
         warnings.simplefilter("ignore", UnseenWarning)
         encoder = learn_encoder(table, features, category=options.category, rows=train)
         x = torch.from_numpy(encoder.encode(table))
@@ -275,7 +275,7 @@ def fit_table(
         say(f"{method}: {len(one.search)} configurations, held-out loss {one.loss:.4g}")
     spreads = {m: _spread(one, y[train], goal) for m, one in learned.items()}
     out = {m: one.module.outputs(x[test]) for m, one in learned.items()}
-    out |= _others(x[train].numpy(), y[train], x[test].numpy(), options.seed)
+    out |= _baselines(x[train].numpy(), y[train], x[test].numpy(), options.seed)
     measured = {m: _measure(o, y[test], goal, spreads.get(m)) for m, o in out.items()}
     importance = _importance(learned[chosen], encoder, x[test], y[test], options.seed)
     why = "is best on held-out rows" if len(learned) > 1 else "was asked for"
@@ -302,7 +302,7 @@ def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, R
     if not 0 < options.test < 0.9:
         raise InputError(f"--test must lie between 0 and 0.9, got {options.test:g}")
     y = torch.from_numpy(target.labels(table))
-    place = deal(y, 1, options.seed, options.test)
+    place = assign_folds(y, 1, options.seed, options.test)
     if target.classes:
         place[y.bincount()[y] < 3] = -1
     test = place == 0
@@ -323,8 +323,8 @@ def _constant(y: Tensor) -> Tensor:
     return ((y.bincount().double() + 1e-9) / len(y)).log()[None]
 
 
-def _others(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
-    """What the best constant and scikit-learn's gradient boosting say."""
+def _baselines(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
+    """Outputs of the best constant and of scikit-learn's gradient boosting."""
     from sklearn import ensemble
 
     constant = _constant(y).expand(len(test), -1)
@@ -342,7 +342,7 @@ def _others(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
 
 
 def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> dict[str, float]:
-    """Numbers on test rows, in the unit of the target."""
+    """Metrics on test rows, in the unit of the target."""
     if target.classes:
         names = ("accuracy", "nll", "brier", "ece", "temperature")
         return {name: float(getattr(metrics, name)(out, y)) for name in names}

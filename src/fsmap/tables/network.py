@@ -2,9 +2,9 @@ r"""Networks for a table: an ensemble for every configuration, all trained as on
 
 The loss per row is the squared error of standardized targets (mean over outputs) or the
 cross-entropy, $+ \tfrac w2 \|\theta\|^2 + \lambda R$. With ``ensemble`` F the rows are dealt into F
-folds; member k of a configuration does not see fold k. What the members say about their own folds
-is a prediction of every row by a network that has not seen it: it decides when to stop, which
-configuration and method are used, and how wide intervals are.
+folds; member k of a configuration is not trained on fold k. The outputs of all members on their own
+folds are held-out predictions of every row: they decide when to stop, which configuration and
+method are used, and how wide intervals are.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ MOST_UNITS = 100_000  # of a hidden layer
 STRENGTHS = ((1e-4, 1e-3), (1e-3, 1e-2))
 """The automatic (w, share): λR before training is that share of the loss of a constant."""
 LARGE = (20_000, 1_000)  # rows and columns beyond which only the first of them is tried
-EVERY = 2  # steps from one evaluation of R, which then counts so many times, to the next
+EVERY = 2  # R is evaluated on every k-th step, k times as strong
 LINEAR_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-VALIDATIONS, PATIENCE = 50, 15  # so many validations without a new best end the training
-MOST_HELD = 1_500  # rows of a fold that are looked at
-SHARE = 0.15  # of the rows, which a single network holds out
+VALIDATIONS, PATIENCE = 50, 15  # validations; training stops after 15 without a new best
+MOST_HELD = 1_500  # rows of a fold that are validated on
+SHARE = 0.15  # of the rows that a single network holds out
 BINS, MOST_BINNED = 8, 100  # intervals that a column is cut into; columns beyond which none is
 CODE_SCALE = 0.3  # of the numbers of these intervals, beside standardized columns
 PREDICT_ROWS = 65_536
 
 
 class Config(NamedTuple):
-    """What tells the configurations of a search apart."""
+    """The hyper-parameters that a search varies."""
 
     method: str
     weight_decay: float  # w
@@ -119,7 +119,7 @@ class Members(nn.Module):
 
 
 class Learned(NamedTuple):
-    """One method, trained."""
+    """The best configuration of one method, trained."""
 
     config: Config
     module: Members  # float64, on the CPU, in eval()
@@ -131,10 +131,7 @@ class Learned(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Options:
-    """What a user may decide about the networks; the rows decide what is None or ``"auto"``.
-
-    :class:`fsmap.tables.sklearn.LMAPRegressor` says what each is.
-    """
+    """Options of the networks, described in :class:`fsmap.tables.sklearn.LMAPRegressor`."""
 
     method: str = AUTO
     ensemble: int = 4
@@ -188,7 +185,7 @@ def learn(
     ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
     options.check()
-    folds = deal(y, options.ensemble, seed)
+    folds = assign_folds(y, options.ensemble, seed)
     wanted = METHODS if options.method == AUTO else (options.method,)
     found = {}
     if LINEAR in wanted:
@@ -207,8 +204,8 @@ def best(found: dict[str, Learned]) -> str:
     return min(found, key=lambda m: (not math.isfinite(found[m].loss), found[m].loss))
 
 
-def deal(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> Tensor:
-    """By which member each row is held out: ``[N]``.
+def assign_folds(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> Tensor:
+    """The member that holds out each row, ``[N]``; -1: none.
 
     Several members hold out a part each, together all rows. One member holds out ``share`` of them.
     Every class is dealt evenly.
@@ -248,7 +245,7 @@ class _Run:
     """Training of all configurations at once: C configurations times F members."""
 
     def __init__(self, x: Tensor, y: Tensor, folds: Tensor, options: Options, seed: int) -> None:
-        where, self.labels = as_device(options.device), not y.is_floating_point()
+        device, self.labels = as_device(options.device), not y.is_floating_point()
         num_data = int(len(y) - (folds == 0).sum())
         outputs = int(y.max()) + 1 if self.labels else y.shape[1]
         self.sizes = [x.shape[1], *options.units(num_data), outputs]
@@ -256,15 +253,15 @@ class _Run:
         self.steps = options.steps or round(min(max(500, usual), 1_500))
         self.batch = min(max(2 ** round(math.log2(max(num_data, 8) / 8)), 32), 256)
         self.edges = quantile_edges(x)
-        self.x, self.y = x.float().to(where), (y if self.labels else y.float()).to(where)
+        self.x, self.y = x.float().to(device), (y if self.labels else y.float()).to(device)
         self.px, self.options = _points(options.px, self.x), options
         self.net = self.make(0)
         self.F, self.seed = options.ensemble, seed
         self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
         self.shuffle = torch.Generator().manual_seed(seed)
         members = [folds == k for k in range(self.F)]
-        self.held = [_some(rows.nonzero()[:, 0], MOST_HELD).to(where) for rows in members]
-        self.train_rows = [(~rows).nonzero()[:, 0].to(where) for rows in members]
+        self.held = [_subsample(rows.nonzero()[:, 0], MOST_HELD).to(device) for rows in members]
+        self.train_rows = [(~rows).nonzero()[:, 0].to(device) for rows in members]
 
     def make(self, seed: int) -> TableNet:
         """A network in float32."""
@@ -276,14 +273,14 @@ class _Run:
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
             penalized = kind == "l-map" and self.options.reg_nats is None  # by λR
-            unit = self._unit() if penalized and strength == AUTO else 0.0
+            unit = self._unit_strength() if penalized and strength == AUTO else 0.0
             for usual, share in STRENGTHS[:1] if large else STRENGTHS:
                 w = usual if decay == AUTO else float(decay)
                 lam = float(f"{share * unit:.1e}") if strength == AUTO else float(strength)
                 found.append(Config(kind, w, lam if penalized else 0.0))
         return list(dict.fromkeys(found))
 
-    def _unit(self) -> float:
+    def _unit_strength(self) -> float:
         """The λ at which λR before training is the loss of a constant."""
         params, _ = stack_module_state([self.make(self.seed + k) for k in range(self.F)])
         with torch.no_grad():
@@ -315,7 +312,7 @@ class _Run:
         of_lmap = [m for m in range(C * F) if configs[m // F].method == "l-map"]  # side by side
         active = slice(of_lmap[0], of_lmap[-1] + 1) if of_lmap else slice(0, 0)
         regularized = bool(of_lmap) and (nats > 0 or bool(strength.any()))
-        usual = first = torch.zeros_like(strength[active])  # running mean of R, and at the start
+        mean = first = torch.zeros_like(strength[active])  # running mean of R, and at the start
         tracks = [_Track() for _ in configs]
         every = max(1, self.steps // VALIDATIONS)
         with progress_bar(self.steps, f"fit {C * F} networks", silent=not progress) as bar:
@@ -330,10 +327,10 @@ class _Run:
                 if regularized and step % EVERY == 0:
                     R = self._laplacian({n: p[active] for n, p in params.items()})
                     drawn = step // EVERY
-                    usual = usual + (R.detach() - usual) / min(drawn, MEMORY)
-                    first = usual if drawn <= MEMORY else first
-                    # the gradient of c·log(1 + R/R₀) has R̄ + R₀ below, which does not vary with ψ
-                    weights = strength[active] + nats / (usual + FLOOR * first)
+                    mean = mean + (R.detach() - mean) / min(drawn, MEMORY)
+                    first = mean if drawn <= MEMORY else first
+                    # the gradient of c·log(1 + R/R₀) is c·∇R/(R̄ + R₀), see LogTrace
+                    weights = strength[active] + nats / (mean + FLOOR * first)
                     loss = loss + EVERY * (weights * R).sum()
                 optimizer.zero_grad()
                 loss.backward()
@@ -344,7 +341,7 @@ class _Run:
                     if all(step - track.step >= PATIENCE * every for track in tracks):
                         break
         if nats and regularized:  # the λ that c amounts to at the end
-            lam = float((nats / (usual + FLOOR * first)).mean())
+            lam = float((nats / (mean + FLOOR * first)).mean())
             configs = [c._replace(reg_strength=lam * (c.method == "l-map")) for c in configs]
         return self._chosen(configs, tracks)
 
@@ -363,7 +360,7 @@ class _Run:
             at += size
 
     def _validate(self, params: Any, tracks: list[_Track], step: int) -> None:
-        """Measure every configuration on what its members hold out."""
+        """Measure every configuration on the rows that its members hold out."""
         parts = []
         with torch.no_grad():
             for k, held in enumerate(self.held):
@@ -398,8 +395,8 @@ class _Run:
         return found
 
 
-def _some(rows: Tensor, most: int) -> Tensor:
-    """At most so many of the rows, evenly spread."""
+def _subsample(rows: Tensor, most: int) -> Tensor:
+    """At most ``most`` of the rows, evenly spread."""
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).long()]
 
 
@@ -428,7 +425,7 @@ def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -
         back = x.T @ (u / root)  # [D, N]
         x = u * root
     rows = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
-    solve = _classes if labels else _numbers
+    solve = _solve_classification if labels else _solve_regression
     theta = torch.zeros(rows.shape[1], outputs, dtype=torch.float64)  # where a solver starts
     tried = []
     for decay in decays:
@@ -449,7 +446,7 @@ def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -
     return Learned(Config(LINEAR, chosen), module, value, 1, out, search)
 
 
-def _numbers(rows: Tensor, y: Tensor, decay: float, start: Tensor) -> Tensor:
+def _solve_regression(rows: Tensor, y: Tensor, decay: float, start: Tensor) -> Tensor:
     """Mean of ‖y − Aθ‖²/K + w/2 ‖θ‖², with a free intercept: one linear system."""
     scaled = rows * (2 / (len(rows) * y.shape[1]))
     normal = scaled.T @ rows
@@ -459,7 +456,7 @@ def _numbers(rows: Tensor, y: Tensor, decay: float, start: Tensor) -> Tensor:
     return found
 
 
-def _classes(rows: Tensor, y: Tensor, decay: float, start: Tensor) -> Tensor:
+def _solve_classification(rows: Tensor, y: Tensor, decay: float, start: Tensor) -> Tensor:
     """Mean cross-entropy + w/2 ‖θ‖², by L-BFGS."""
     theta = start.clone().requires_grad_()
     stop: Any = {"max_iter": 200, "tolerance_grad": 1e-6, "tolerance_change": 0.0}
@@ -479,7 +476,7 @@ def quantile_edges(x: Tensor) -> Tensor:
     """Quantiles of each column, ``[D, T + 1]``; equal ones are moved apart."""
     if x.shape[1] > MOST_BINNED:
         return torch.zeros(x.shape[1], 1)
-    levels, some = np.linspace(0, 1, BINS + 1), _some(x, 10_000).double().numpy()
+    levels, some = np.linspace(0, 1, BINS + 1), _subsample(x, 10_000).double().numpy()
     edges = torch.from_numpy(np.quantile(some, levels, axis=0, method="inverted_cdf")).T
     for k in range(1, BINS + 1):
         edges[:, k] = torch.maximum(edges[:, k], edges[:, k - 1] + 1e-2)

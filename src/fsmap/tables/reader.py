@@ -1,6 +1,6 @@
 """Tables in CSV files, with any usual separator, as columns by name.
 
-A file that is something else is refused with what it looks like. Cells are text, or None where
+For another kind of file the error names the likely format. Cells are text, or None where
 there is no value. What a column means is decided by :mod:`fsmap.tables.encoder`.
 """
 
@@ -34,18 +34,18 @@ SIGNATURES = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-FORMULA = re.compile(r"[=+@\t\r-]")  # text that begins so is run by a spreadsheet
+FORMULA = re.compile(r"[=+@\t\r-]")  # a spreadsheet runs text that begins so
 
 
 class Table(NamedTuple):
-    """Columns by name, all of one length, and what is worth saying about how they were read."""
+    """Columns by name, all of one length, and remarks on how they were read."""
 
     columns: dict[str, Cells]
     notes: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(next(iter(self.columns.values()), ()))
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Table:
@@ -107,11 +107,11 @@ def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]]]:
         if len(row) != width:
             raise InputError(
                 f"{path}: row {number} has {len(row)} cells and the header has {width} "
-                f"(separator {separator!r}): {_some(row)}. Is this a CSV, and is a text with a "
+                f"(separator {separator!r}): {_listed(row)}. Is this a CSV, and is a text with a "
                 "separator in it quoted?"
             )
     if not rows:
-        raise InputError(f"{path} has column names ({_some(header)}) and no rows.")
+        raise InputError(f"{path} has column names ({_listed(header)}) and no rows.")
     return header, rows
 
 
@@ -133,7 +133,7 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
         notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
     found = found or {"<": "HTML or XML", "{": "JSON", "[": "JSON"}.get(text.lstrip()[:1])
     if found is not None:
-        raise InputError(f"{path} is no CSV: it looks like {found}. Export it as CSV.")
+        raise InputError(f"{path} is not a CSV: it looks like {found}. Export it as CSV.")
     return text, notes
 
 
@@ -153,11 +153,11 @@ def _check_names(path: Path, names: list[str]) -> None:
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise InputError(
-            f"{path} has several columns named {_some(twice)}. Rename or remove one of each."
+            f"{path} has several columns named {_listed(twice)}. Rename or remove one of each."
         )
     if len(names) > 1 and all(_is_number(name) for name in names):
         raise InputError(
-            f"the first line of {path} is {_some(names)}: data, not column names. Add a line of "
+            f"the first line of {path} is {_listed(names)}: data, not column names. Add a line of "
             "names at the top."
         )
     if "" in names[1:]:
@@ -172,7 +172,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _some(items: Sequence[str]) -> str:
+def _listed(items: Sequence[str]) -> str:
     """The first few items, quoted."""
     more = f" and {len(items) - 6} more" if len(items) > 6 else ""
     return ", ".join(map(repr, items[:6])) + more

@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TableEstimator(Options, BaseEstimator):
-    """Stores its arguments, and trains when a subclass hands it standardized targets."""
+    """Base class of the estimators: keeps the options, standardizes inputs and trains."""
 
     random_state: Any = None
     verbose: bool = False
@@ -74,14 +74,14 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
             ``"l-map"``, ``"ps-map"`` (plain training with weight decay) and ``"linear"``.
         ensemble: Members that are averaged. Each holds out a part of the rows, together all of
             them. 1: a single function, which holds out 15 %.
-        hidden: Units of the hidden layers, such as 64 or ``(256, 256)``; ``"auto"`` goes by rows.
+        hidden: Units of the hidden layers, such as 64 or ``(256, 256)``; ``"auto"`` depends on N.
         weight_decay: w, or ``"auto"``.
         reg_strength: λ, or ``"auto"``: chosen on held-out rows.
         reg_nats: c, nats per row, instead of λ: c·log(1 + R/R₀) instead of λR, see
             :class:`fsmap.LogTrace`. Leave ``reg_strength`` at ``"auto"``.
         px: The evaluation distribution over standardized inputs: ``"normal"`` is N(0, I),
             ``"train"`` the training rows, or one of ``fsmap.px``.
-        steps: Optimizer steps at most; None goes by rows. The best on held-out rows are kept.
+        steps: Most optimizer steps; None depends on N. The best on held-out rows are kept.
         device: ``"cpu"``, ``"cuda"``, ``"auto"``.
         random_state: Seed, generator or None, as everywhere in scikit-learn.
         verbose: Show a progress bar with the time left.
@@ -161,7 +161,7 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
 
     def predict(self, X: Any) -> Array:
         """The most likely class of every row."""
-        best = self.predict_log_proba(X).argmax(1)  # first: it says so if this is not fitted
+        best = self.predict_log_proba(X).argmax(1)  # first: raises NotFittedError
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> Array:

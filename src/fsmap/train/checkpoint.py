@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file with a checksum; a kill at any moment leaves a good one behind.
 
-Tensors are named ``group/name``. The metadata of the file holds JSON: what run this is, where it
-stands, versions, and the SHA-256 of everything else. Nothing in it is ever executed.
+Tensors are named ``group/name``. The metadata of the file holds JSON: settings of the run, its
+progress, versions, and the SHA-256 of everything else. Nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ LONG = 200  # characters of a description that a message shows
 
 
 class Checkpoint(NamedTuple):
-    """What a file holds."""
+    """The content of a checkpoint file."""
 
     tensors: dict[str, Tensor]  # "group/name"
-    config: dict[str, Any]  # what run this is: must agree on resume
-    progress: dict[str, Any]  # where it stands
+    config: dict[str, Any]  # settings of the run: must agree on resume
+    progress: dict[str, Any]  # such as the step
 
     def group(self, name: str) -> dict[str, Tensor]:
         """The tensors of one group, without its name in front."""
@@ -124,7 +124,7 @@ def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]
 
 
 def _made(on_cpu: bool) -> dict[str, int]:
-    """What changes the order of sums, and with it the last bits of a run's numbers."""
+    """Settings that change the order of sums, and with it the last bits of a run's numbers."""
     dist = torch.distributed
     spread = dist.is_available() and dist.is_initialized()
     made = {"processes": dist.get_world_size() if spread else 1}
@@ -132,7 +132,7 @@ def _made(on_cpu: bool) -> dict[str, int]:
 
 
 def _differ(key: str, there: Any, here: Any) -> str:
-    """What differs; long descriptions are shown from the first difference on."""
+    """The difference as text; long descriptions are shown from the first difference on."""
     one, two = str(there), str(here)
     if min(len(one), len(two)) > LONG:
         at = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), 0)

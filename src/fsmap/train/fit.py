@@ -20,7 +20,7 @@ from fsmap.types import Batch, ModelFn, Params
 
 
 class TrainState(NamedTuple):
-    """Where training ended."""
+    """The result of training."""
 
     params: Params
     step: int  # steps taken
@@ -87,7 +87,7 @@ def fit(
     given: object = objective
     if not isinstance(given, Objective):
         raise InputError(
-            f"the objective must be one of fsmap.fs_map(...) and its kin, got {objective!r}"
+            f"the objective must come from ps_map, fs_map or l_map of fsmap, got {objective!r}"
         )
     rows, size = len(train.y), settings.batch_size
     if objective.num_data != rows:
@@ -117,7 +117,7 @@ def fit(
     optimizer = settings.optimizer.build(leaves.values())
     extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
     training = loop.Loop(settings, leaves, optimizer, stop_if_diverged, config, validation, extra)
-    noisy = not is_pointwise(f)  # asked once: it walks through the module
+    noisy = not is_pointwise(f)  # computed once: it visits all submodules
 
     def take_step(step: int) -> Tensor:
         stream = Stream(seed, step)

@@ -1,4 +1,4 @@
-"""What ``fit`` and ``fit_population`` share: optimizers, batches, one step, and the loop.
+"""Shared by ``fit`` and ``fit_population``: optimizers, batches, one step, and the loop.
 
 The loop keeps the history, validates, writes checkpoints and moves the progress bar. Adam and SGD
 act entry by entry, so one optimizer updates a whole stack of models; only clipping depends on the
@@ -47,7 +47,7 @@ Callback = Callable[[int, Params], bool | None]
 
 PARTS = ("likelihood", "prior", "geometry")
 COLUMNS = ("loss", *PARTS, "grad_norm")
-"""What a step measures before its update; the three terms are in nats for the whole data set."""
+"""Values recorded before each update; the three terms are in nats for the whole data set."""
 FLUSH_STEPS = 100  # steps whose numbers stay on the device before they are fetched together
 BAR_SECONDS = 0.2  # time before the bar is shown, and between two of its movements
 
@@ -87,7 +87,7 @@ class Schedule(NamedTuple):
     decay: str = "none"  # or "cosine"
 
     def factor(self, step: int, steps: int) -> float:
-        """What the learning rate of a step, counted from 0, is multiplied by; in [0, 1]."""
+        """Factor on the learning rate of a step, counted from 0; in [0, 1]."""
         rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if self.decay == "none":
             return rise
@@ -234,7 +234,7 @@ class Settings:
                 raise InputError(message)
 
     def describe(self) -> dict[str, Any]:
-        """What must agree for a resumed run to equal an uninterrupted one, in plain values.
+        """The settings that must agree for a resumed run to equal an uninterrupted one, as JSON.
 
         The number of steps counts only if the learning rate depends on it: a run with a constant
         learning rate can be extended.
@@ -253,7 +253,7 @@ class Settings:
 
 
 def check_integer(name: str, value: Any) -> None:
-    """Raise InputError if a value is no integer; integers of numpy are, booleans are not."""
+    """Raise InputError unless a value is an integer (of numpy, too) and not a bool."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InputError(f"{name} must be an integer, got {value!r}")
 
@@ -362,8 +362,8 @@ def update(
 ) -> Tensor:
     """Clip the gradient and move the parameters in place.
 
-    For a stack of members, ``finite`` [M] loses the members whose loss or gradient is not finite;
-    they get no gradient any more. Returns the numbers of ``COLUMNS``, [5] or [5, M].
+    For a stack of members, ``finite`` [M] becomes False where a loss or gradient is not finite; the
+    gradients of these members are zero from then on. Returns the ``COLUMNS``, [5] or [5, M].
     """
     norm = global_norm(grads, stacked=finite is not None)
     if clip is not None:
@@ -381,13 +381,13 @@ def update(
 
 
 def layer_noise(f: ModelFn, stream: Stream, device: torch.device) -> AbstractContextManager[None]:
-    """Random layers (dropout) drawn from (seed, step)."""
+    """Context manager: dropout masks are a function of (seed, step)."""
     return nullcontext() if is_pointwise(f) else seeded(stream.noise(), device)
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's own generators of the CPU and of a device, seeded, and put back afterwards."""
+    """Context manager: seeds torch's CPU and device generators, and restores them at the end."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
@@ -521,13 +521,13 @@ class Best(NamedTuple):
 
 @dataclass
 class Loop:
-    """Takes the steps of one run and does everything around them."""
+    """The training loop: steps, history, validation, checkpoints and progress bar."""
 
     settings: Settings
     params: Params  # leaves that the optimizer updates in place
     optimizer: Optimizer
-    judge: Callable[[Recorder, Tensor], None]  # checks fetched numbers, [T, C] or [T, C, M]
-    config: dict[str, Any]  # what run this is, for the checkpoint
+    check: Callable[[Recorder, Tensor], None]  # raises on divergence; [T, C] or [T, C, M]
+    config: dict[str, Any]  # settings of the run, for its checkpoint
     validation: Callable[[Params], Tensor] | None  # held-out metric, [] or [M]; smaller is better
     extra: dict[str, Tensor]  # further state that a checkpoint must hold; restored in place
     step: int = 0  # steps taken
@@ -570,7 +570,7 @@ class Loop:
                     files.save(self.path, self._checkpoint())
 
     def _after_step(self) -> bool:
-        """Validate and call back; whether to stop."""
+        """Validate and run the callback; returns whether to stop."""
         settings, params = self.settings, detached(self.params)
         due = self.step % settings.validate_every == 0 or self.step == settings.steps
         if self.validation is not None and due:
@@ -592,7 +592,7 @@ class Loop:
         values = self.recorder.flush(last)
         if not len(values):
             return ""
-        self.judge(self.recorder, values)
+        self.check(self.recorder, values)
         loss = values[-1, 0]
         return f"loss {float(loss[torch.isfinite(loss)].mean()):.4g}"
 

@@ -153,7 +153,7 @@ def _check(members: tuple[dict[str, Value], ...]) -> None:
 
 
 class PopulationState(NamedTuple):
-    """Where a population ended."""
+    """The result of training a population."""
 
     params: Params  # [M, ...]
     step: int  # steps taken
@@ -167,8 +167,8 @@ class PopulationState(NamedTuple):
         if self.diverged[index] >= 0:
             raise DivergedError(
                 f"member {index} ({self.grid[index]}) diverged at step "
-                f"{int(self.diverged[index])}; its parameters mean nothing. "
-                f"history.member({index}) shows how it went."
+                f"{int(self.diverged[index])}; its parameters are not usable. "
+                f"See history.member({index})."
             )
         best = None
         if self.best is not None and self.best.step[index] > 0:
@@ -262,7 +262,7 @@ def fit_population(
         validation = partial(measure_each, f, data=held_out, by=settings.by)
     extra = {"diverged": divergence.steps, "chunk": ensemble.chunk_size, **members.extra}
     training = loop.Loop(
-        settings, members.params, optimizer, divergence.judge, config, validation, extra
+        settings, members.params, optimizer, divergence.update, config, validation, extra
     )
     ensemble.finite.copy_(divergence.steps < 0)
     take_step = Graphed(ensemble.step, ensemble.state) if capture else ensemble.step
@@ -276,7 +276,7 @@ def fit_population(
 
 
 def _describe(members: Members, settings: loop.Settings) -> dict[str, Any]:
-    """What run this is, in plain values."""
+    """The settings of the run, for its checkpoint."""
     return {
         "kind": "fit_population",
         "members": describe(list(members.grid)),
@@ -355,7 +355,7 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
 
 
 def _device() -> torch.device:
-    """Where torch draws at the moment, besides the CPU."""
+    """The current CUDA device, or the CPU if CUDA is not in use."""
     initialized = torch.cuda.is_initialized()
     return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")
 
@@ -409,7 +409,7 @@ class Members:
         return {name: p.detach()[member] for name, p in self.params.items()}
 
     def objective(self, member: int) -> Objective:
-        """What ``build`` makes for a member, on plain numbers; once for equal hyper-parameters."""
+        """The objective of a member, built from plain numbers once per set of hyper-parameters."""
         values = self.grid.members[member]
         key = tuple(values[name] for name in self.grid.hyper_names)
         if key not in self._objectives:
@@ -453,7 +453,7 @@ class Members:
 
 
 class Feed(NamedTuple):
-    """One step's worth: groups stacked in the first dimension."""
+    """Rows and draws of one step, with an entry per group of members in the first dimension."""
 
     rows: Tensor | None  # [G, B]  None: all points of the only training set, in order
     draws: Draws  # leaves [D, ...]
@@ -461,7 +461,7 @@ class Feed(NamedTuple):
 
 
 class Feeder:
-    """Makes the feed of every step, and hands each member its part."""
+    """Makes the feed of every step, and indexes it by member."""
 
     def __init__(self, members: Members, settings: loop.Settings) -> None:
         self.members = members
@@ -512,7 +512,7 @@ class Feeder:
         return Feed(rows.to(device, non_blocking=True), draws, step)
 
     def inputs(self, feed: Feed, members: int | slice) -> tuple[Batch, Draws, tuple[Any, Any]]:
-        """Inputs of one or all members, and the dimension of the member: None if all share it."""
+        """Batch and draws of one or all members, and ``in_dims``: None where all share them."""
         batch, batch_dim = self.members.data, None
         if feed.rows is not None:
             batch_dim = None if len(feed.rows) == 1 else 0
@@ -532,7 +532,7 @@ def _group_of(groups: dict[tuple[Value, ...], list[int]], device: torch.device) 
 
 
 class Ensemble:
-    """Takes a step of all members: ``chunk`` at a time under ``vmap``, 1 one by one."""
+    """Takes a step of all members, ``chunk`` at a time by ``vmap``; for 1 without ``vmap``."""
 
     def __init__(
         self,
@@ -635,7 +635,7 @@ class Ensemble:
 
 
 def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
-    """How many members to vectorize; 1 (one by one) for random layers, seeded for each member."""
+    """Members per ``vmap``; 1 (none) for random layers, which are seeded for each member."""
     if chunk != "auto" and (not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}")
     M = len(members.grid)
@@ -650,7 +650,7 @@ def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
     rows = len(batch.y)
     if draws.x is not None:
         with torch.no_grad():
-            rows += f(params, draws.x).numel()  # as many as a Jacobian has
+            rows += f(params, draws.x).numel()  # S·K
     return min(M, max(1, int(CPU_WORK / (rows * count(params)))))
 
 
@@ -661,8 +661,8 @@ class Divergence:
         self.grid = grid
         self.steps = torch.full((len(grid),), -1, dtype=torch.long)  # [M]
 
-    def judge(self, recorder: loop.Recorder, values: Tensor) -> None:
-        """Look at freshly fetched numbers, [T, C, M]; raise if no member is left."""
+    def update(self, recorder: loop.Recorder, values: Tensor) -> None:
+        """Record the members that diverged in these steps, [T, C, M]; raise if none is left."""
         bad = ~torch.isfinite(values).all(1)  # [T, M]
         new = bad.any(0) & (self.steps < 0)
         self.steps[new] = recorder.first + bad.int().argmax(0)[new]
@@ -688,7 +688,7 @@ class Divergence:
 
 
 def by_split(sets: Any, names: tuple[Value, ...]) -> dict[Value, Any]:
-    """What a dict or list has for each value of the ``split`` axis."""
+    """The data set of each value of the ``split`` axis, from a dict or list."""
     if not isinstance(sets, Mapping | list):
         raise InputError(
             "the grid has a 'split' axis, so data must be a dict or list of sets, got "

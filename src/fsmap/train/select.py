@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What :func:`select` found."""
+    """The result of :func:`select`."""
 
     choices: tuple[Choice, ...]
     values: Tensor  # [M]  the metric of every member; inf for those that diverged
@@ -65,7 +65,7 @@ def select(
     """Choose hyper-parameters by a metric on held-out data.
 
     A warning tells if the winner lies at an end of an axis, so that a better value may lie outside.
-    (Zero is no such end for a strength: there is nothing below.)
+    (Zero does not count as an end: a strength cannot be lower.)
 
     Args:
         states: A trained population.

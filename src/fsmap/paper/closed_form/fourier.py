@@ -45,15 +45,15 @@ FLOAT32 = "the authors' code factorizes Φ in float32"
 # --- data and populations: the other experiments of this folder use them, too
 
 
-def double(seed: int) -> dict[str, Any]:
-    """Options of what draws: a generator with this seed, and float64."""
+def draw_options(seed: int) -> dict[str, Any]:
+    """Keyword arguments of ``torch.rand``: a generator with this seed, and float64."""
     return {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
 
 
 def regression(
     f: Function, num_points: int, *, noise_std: float = 0.0, low: float = -1.0, **draw: Any
 ) -> Batch:
-    """Noisy values of a function at uniform points of [low, 1]; ``draw`` is of :func:`double`."""
+    """Noisy values of a function at uniform points of [low, 1]; ``draw``: :func:`draw_options`."""
     x = low + (1 - low) * torch.rand(num_points, **draw)
     noise = torch.randn(num_points, **draw)
     return Batch(x, f(x) + noise_std * noise)
@@ -143,6 +143,8 @@ class FourierConfig:
 
 
 class Problem(NamedTuple):
+    """A data set: noisy training points and noiseless test points of one function."""
+
     n_train: int
     seed: int
     train: Batch
@@ -153,7 +155,7 @@ class Variant(NamedTuple):
     """One objective that is fitted to every problem."""
 
     method: str  # "ps-map" or "fs-map"
-    config: Mapping[str, Any]  # what tells the variant apart in the rows
+    config: Mapping[str, Any]  # of its rows
     form: Callable[[Any], Form] | None  # log det(𝒥 + εI) in closed form at a jitter ε
     noise_std: float  # σ of the likelihood
     jitter: float = 0.0  # ε
@@ -161,7 +163,7 @@ class Variant(NamedTuple):
 
 def draw_problem(config: FourierConfig, n_train: int, seed: int) -> Problem:
     """Truth from the prior, then training points, then test points, all from one generator."""
-    draw, model = double(seed), config.model()
+    draw, model = draw_options(seed), config.model()
     theta = config.prior_std * torch.randn(2 * config.num_frequencies, **draw)
 
     def truth(x: Tensor) -> Tensor:
@@ -452,7 +454,7 @@ class FourierPX(Experiment):
 
 def narrow_factor(config: PXConfig) -> Tensor:
     """F with FᵀF = Φ of samples of U(−0.1, 0.1), less what is rounding error, ``[r, P]``."""
-    x = 0.2 * torch.rand(config.num_points, **double(0)) - 0.1
+    x = 0.2 * torch.rand(config.num_points, **draw_options(0)) - 0.1
     _, singular, right = torch.linalg.svd(config.model().factor(x))
     rank = int((singular > FLOOR * singular[0]).sum())
     return singular[:rank, None] * right[:rank]

@@ -20,7 +20,7 @@ from fsmap.errors import MissingExtraError
 from fsmap.objective.closed_form import EXP, BumpBasis, Invertible
 from fsmap.objective.objective import Normal, Objective
 from fsmap.paper.closed_form import fourier
-from fsmap.paper.closed_form.fourier import double
+from fsmap.paper.closed_form.fourier import draw_options
 from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above
@@ -30,7 +30,7 @@ from fsmap.types import Batch
 
 TRUE, DOUBLED = "true log det", "doubled log det"
 WEIGHTS = {("ps-map", "none"): 0.0, ("fs-map", TRUE): 0.5, ("fs-map", DOUBLED): 1.0}
-"""What log det 𝒥 is multiplied with, by method and objective. The authors' notebook squares the
+"""Factor of log det 𝒥, by method and objective. The authors' notebook squares the
 singular values of 𝒥, which is a square already: its log-determinant is twice the true one."""
 
 CURVE = torch.linspace(-1, 1, 201, dtype=torch.float64)  # where functions are drawn
@@ -62,12 +62,13 @@ def two_bumps(noise_std: float = 0.1, num_left: int = 10, **draw: Any) -> Batch:
 
 def draw_data(config: MixtureConfig) -> list[Batch]:
     """Ten points on the left and one on the right, once per seed."""
-    return [two_bumps(config.noise_std, **double(seed)) for seed in range(config.seeds)]
+    return [two_bumps(config.noise_std, **draw_options(seed)) for seed in range(config.seeds)]
 
 
 def log_det_form(config: MixtureConfig) -> Invertible:
     """The form of log det 𝒥 for p_X = points of Uniform(−1, 1): in log space, no jitter."""
-    return Invertible.from_gram(build().gram(2 * torch.rand(config.num_points, **double(0)) - 1))
+    x = 2 * torch.rand(config.num_points, **draw_options(0)) - 1
+    return Invertible.from_gram(build().gram(x))
 
 
 class Scaled(NamedTuple):
@@ -308,7 +309,7 @@ def authors_grid(config: BMAConfig, data: Batch, alpha: float, peak: Tensor) -> 
 
 
 def by_nuts(config: BMAConfig, data: Batch, alpha: float) -> ChainMean:
-    r"""E[exp θ] by NUTS, in coordinates z where the posterior is easy to walk in.
+    r"""E[exp θ] by NUTS, in coordinates z in which the posterior is easy to sample.
 
     $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 at the wall that the likelihood
     puts up at the right and slope α on the plateau at the left. A posterior expectation does not

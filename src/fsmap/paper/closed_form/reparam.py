@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fsmap.objective.closed_form import IDENTITY, TANH, FourierBasis, Invertible, Squash
 from fsmap.objective.objective import Normal, Objective, Reparametrized
-from fsmap.paper.closed_form.fourier import double, fourier_sum, regression, solve
+from fsmap.paper.closed_form.fourier import draw_options, fourier_sum, regression, solve
 from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
@@ -125,19 +125,19 @@ class Inverted(NamedTuple):
         return Normal(1.0).value(params) + 2 * self.inverted * theta.abs().log().sum()
 
     def check(self, params: Params) -> None:
-        """Anything goes."""
+        """All parameters are valid."""
 
 
 def invert(config: Config, context: Context) -> Iterator[Measured]:
     """PS-MAP in θ and in 1/θ, both minimized over θ, from the same small random weights."""
     data = []
     for seed in range(config.seeds):
-        draw = double(seed)
+        draw = draw_options(seed)
         target = fourier_sum(config.num_frequencies, **draw)
         data.append(regression(target, config.num_train, noise_std=1.0, low=0.0, **draw))
     rows = [Batch(features(batch.x, config.num_centers), batch.y) for batch in data]
     size = config.num_centers + 1
-    start = torch.randn(config.seeds, size, **double(0)) / math.sqrt(size)
+    start = torch.randn(config.seeds, size, **draw_options(0)) / math.sqrt(size)
     members = [{"inverted": i, "split": q} for i in (0.0, 1.0) for q in range(config.seeds)]
 
     def objective(inverted: Tensor) -> Objective:
@@ -200,7 +200,7 @@ def sinh(config: Config, context: Context) -> Iterator[Measured]:
     """Optimize both methods in both coordinates, and compare functions, values and gradients."""
     model, rows = small_model(), []
     for seed in range(config.seeds):
-        draw = double(seed)
+        draw = draw_options(seed)
         weights = torch.randn(2 * FREQUENCIES, **draw).tanh()
         truth = lambda x, w=weights: model.design(x) @ w  # noqa: E731
         data = regression(truth, NUM_TRAIN, noise_std=NOISE_STD, **draw)
@@ -226,7 +226,7 @@ def sinh(config: Config, context: Context) -> Iterator[Measured]:
 
 def _covariance(rows: Sequence[Batch], method: str) -> tuple[Tensor, Tensor]:
     """How much value and gradient (in units of θ) differ between the charts, at random θ."""
-    theta = torch.randn(len(rows), 2 * FREQUENCIES, **double(1))
+    theta = torch.randn(len(rows), 2 * FREQUENCIES, **draw_options(1))
     values, gradients = [], []
     for chart in CHARTS:
         objective, t = chart.objective(method), chart.from_theta(theta).requires_grad_()

@@ -35,7 +35,7 @@ from fsmap.linalg.metric import General
 from fsmap.objective.closed_form import EXP, Invertible
 from fsmap.objective.objective import Normal
 from fsmap.paper.closed_form import mixture
-from fsmap.paper.closed_form.fourier import FourierConfig, double, draw_problem, regression
+from fsmap.paper.closed_form.fourier import FourierConfig, draw_options, draw_problem, regression
 from fsmap.paper.closed_form.mixture import MixtureConfig
 from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
@@ -112,7 +112,7 @@ class TheoryMetric(Experiment):
     quick = MetricConfig(draws=100, points=200, metrics=3)
 
     def run(self, config: MetricConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        draw = double(0)
+        draw = draw_options(0)
         narrow = torch.linspace(-1, 1, config.points, dtype=torch.float64)
         wide = torch.linspace(-3, 3, config.points, dtype=torch.float64)
         few = torch.linspace(-2, 2, 3 * WIDTH, dtype=torch.float64)  # as many as parameters
@@ -175,7 +175,7 @@ def _log_det(jacobian: Tensor, weights: Tensor) -> Tensor:
 
 def _general(seed: int) -> Iterator[Measured]:
     """Compare the library's General metric with both sums of appendix B.2, term by term."""
-    draw, points, size = double(seed), 5, 4
+    draw, points, size = draw_options(seed), 5, 4
     n = 2 * points  # two outputs
 
     def f(params: Params, x: Tensor) -> Tensor:  # [S] to [S, 2]
@@ -306,7 +306,7 @@ def _expectations(
     sizes = [n for n in (100, 1_000, 10_000, 100_000, 1_000_000) if n <= config.samples]
     for seed in range(config.seeds):
         for family, root in roots.items():
-            unit = torch.randn(config.samples, 4, **double(seed))
+            unit = torch.randn(config.samples, 4, **draw_options(seed))
             values = log_dets(fixed + config.spread * unit @ root.mT, x)
             for size in sizes:
                 where = {"family": family, "samples": size, "jitter": jitter}
@@ -601,7 +601,7 @@ def _mode(config: LargeConfig, data: Batch, method: str) -> Tensor:
 def _draw(config: LargeConfig, size: int, seed: int) -> Batch:
     model = mixture.build()
     heights = torch.tensor([1.0, 0.6], dtype=torch.float64) / model.scale  # of the true bumps
-    draw = {"noise_std": config.noise_std, **double(seed)}
+    draw = {"noise_std": config.noise_std, **draw_options(seed)}
     return regression(lambda x: model.design(x) @ heights, size, **draw)
 
 

@@ -33,7 +33,7 @@ SELECTING = ("datasets", "seeds", "compile", "graph")  # see Experiment.selectin
 
 
 class Kind(NamedTuple):
-    """What a run is, apart from its data set and seed."""
+    """A kind of run: everything but its data set and seed."""
 
     name: str  # as tables call it
     method: str = "l-map"  # ps-map, l-map, or the name of a baseline
@@ -84,7 +84,7 @@ def base_of(name: str) -> str:
 
 
 def kind_of(name: str) -> Kind:
-    """A row of the table, as it is or changed, as a kind of run."""
+    """The kind of run of a row of the table and its changes."""
     base, *texts = _parts(name)
     changes = {}
     try:
@@ -111,7 +111,7 @@ SMALL: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class ImageConfig:
-    """What all image experiments have in common; the defaults are the paper's."""
+    """Config of all image experiments; the defaults are the paper's."""
 
     datasets: tuple[str, ...] = ("fmnist", "cifar10")  # fmnist, cifar10
     seeds: int = 3  # runs of each kind
@@ -156,7 +156,7 @@ class RowsConfig(ImageConfig):
 
 
 def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) -> None:
-    """Refuse what there is not, before anything is trained."""
+    """Raise InputError for a value that is not allowed, before training."""
     known = [str(value) for value in allowed]
     for value in given:
         if value not in allowed:
@@ -164,7 +164,7 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
             raise InputError(f"{name}: no {value!r}; there are {', '.join(known)}.{hint}")
 
 
-LOOKS = 50  # how often R is measured during a run
+LOOKS = 50  # measurements of R during a long run, about
 JOINT = 128  # B and S of R in training mode, the paper's
 
 
@@ -184,7 +184,7 @@ class Watch:
             self.context.advance(run.step / run.steps)
 
     def on_epoch(self, run: ImageRun) -> None:
-        """Say where it is, and add R to the epoch's row."""
+        """Show the epoch on the progress bar, and add R to its row."""
         self.context.advance(f"epoch {run.epoch} of {run.settings.epochs}")
         if run.epoch % max(1, run.settings.epochs // LOOKS) and not run.done:
             return
@@ -208,7 +208,7 @@ def joint_laplacian(
     return laplacian(run.module, x, probes=probes, batch_size=2 * half, batch_statistics=True)[0]
 
 
-DONE = "done"  # a file that says that the run in its folder is at its end
+DONE = "done"  # a file in the folder of a finished run
 SAME = ("width", "lr", "estimator", "batchnorm", "every", "reg_strength", "limit")
 """Fields of a config that settings have by the same name."""
 
@@ -269,14 +269,14 @@ def other_images(dataset: str, generated: bool, data_dir: Path | None) -> Tensor
 
 
 def run_name(settings: ImageSettings, kind: Kind) -> str:
-    """A folder's name: what one wants to read, and a digest of everything else."""
+    """A folder's name: data, row, seed, and a digest of all settings."""
     about = json.dumps(settings.describe(), sort_keys=True)
     digest = hashlib.sha256(about.encode()).hexdigest()[:10]
     return f"{settings.data}-{kind.name}-{settings.seed}-{digest}"
 
 
 def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: Context) -> ImageRun:
-    """A run as its checkpoint left it, or a new one."""
+    """A run, restored from its checkpoint if there is one."""
     settings = settings_of(config, dataset, kind, seed, context)
     task = task_of(
         settings.data,
@@ -302,7 +302,7 @@ def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: C
 def trained(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: Context) -> ImageRun:
     """A run, trained to its end."""
     run = prepare(config, dataset, kind, seed, context)
-    run.train(progress=False)  # no step where it is at its end
+    run.train(progress=False)  # no step if it is finished
     assert run.path is not None
     (run.path.parent / DONE).touch()
     return run
@@ -325,7 +325,7 @@ SPLIT = "validation images chosen by us; the authors' choice is not known"
 
 
 def rows_of(run: ImageRun, kind: Kind, **more: Any) -> Callable[..., Measured]:
-    """A maker of rows that all carry the run's description."""
+    """A function that makes rows with the run's description."""
     s = run.settings
     notes = (GENERATED,) if s.generated else (SPLIT,)
     names = {"white-noise": "N(0, I)", OTHER[s.data]: f"D' = {OTHER[s.data]}"}
@@ -358,7 +358,7 @@ def held_out_temperature(run: ImageRun) -> float | None:
 
 
 def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
-    """Everything a table needs to know about a trained run."""
+    """All metrics of a trained run."""
     row = rows_of(run, kind)
     T = held_out_temperature(run)
     test = Predictions(*run.logits("test"))
@@ -414,17 +414,17 @@ class ImageExperiment(Experiment):
         return measured(*self.trained(config, unit, context), context)
 
     def trained(self, config: Any, unit: Unit, context: Context) -> tuple[ImageRun, Kind]:
-        """The network of a unit, and what it is."""
+        """The trained run of a unit, and its kind."""
         kind, dataset = self.kind(unit), unit.get("dataset", "cifar10")
         return trained(config, dataset, kind, unit["seed"], context), kind
 
     def kind(self, unit: Unit) -> Kind:
-        """What a unit trains: a row of ``image-table``."""
+        """The kind of run of a unit: a row of ``image-table``."""
         return kind_of(unit["row"])
 
 
 class RowsExperiment(ImageExperiment):
-    """An image experiment whose units are rows of ``image-table``, along something or not."""
+    """An image experiment whose units are rows of ``image-table``, varied by :meth:`along`."""
 
     selecting: ClassVar[tuple[str, ...]] = (*SELECTING, "rows")
 
@@ -439,5 +439,5 @@ class RowsExperiment(ImageExperiment):
         ]
 
     def along(self, config: Any) -> list[Unit]:
-        """What else tells units apart."""
+        """Further settings in which units differ."""
         return [{}]

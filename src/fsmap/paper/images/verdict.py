@@ -27,7 +27,7 @@ LINES = {
     "label-smoothing": ("-", "s"),
     "sam": ("--", "D"),
 }
-"""Line and marker of a row where its method's would not tell it from others."""
+"""Line and marker of rows that share a method."""
 
 UNITS = {"accuracy": "accuracy, %", "ece": "ECE, %", "nll": "NLL", "nll_scaled": "NLL after T"}
 

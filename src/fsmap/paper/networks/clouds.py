@@ -1,6 +1,6 @@
 r"""``logdet-mc``, ``laplacian-vs-logdet`` (Figs. A.2, A.3): two estimates of the log-determinant.
 
-Both look at the same networks: a tanh perceptron with 898 parameters, first values N(0, 1/fan-in)
+Both use the same networks: a tanh perceptron with 898 parameters, initialized N(0, 1/fan-in)
 and zero biases (authors' code), all multiplied by s ~ loguniform(0.1, 10), on a 40 × 40 grid of
 [-5, 5]². A row holds a list with a number for each network of its unit.
 
@@ -111,7 +111,7 @@ class CloudExperiment(Experiment):
             yield Measured(metric, values, config=about)
 
     def numbers(self, config: Any, network: ScaledNetwork, x: Tensor) -> Numbers:
-        """Those of one network."""
+        """Metrics of one network, with their values and what varies."""
         raise NotImplementedError
 
 

@@ -8,8 +8,8 @@ Eigenvalues: L-MAP penalizes their sum, $\mathrm{Tr}\,\mathcal J = \sum_i \lambd
 $\sum_i \log(\lambda_i + \epsilon)$, which a few large ones hardly change.
 
 Pathology: as two hidden units merge (or one dies), $\mathcal J$ becomes singular and
-$-\tfrac12\log\det\mathcal J$ grows without bound, whatever the data say: along a straight path,
-and by an optimizer that is let go. Near the singularity small eigenvalues drown in the rounding of
+$-\tfrac12\log\det\mathcal J$ grows without bound, whatever the data: along a straight path, and
+under an optimizer. Near the singularity small eigenvalues are lost in the rounding of
 $\mathcal J$, so the objective without jitter is computed from singular values of the Jacobian.
 """
 
@@ -53,7 +53,7 @@ class MoonsConfig:
     grid: int = 40  # points of p_X along each side
     lap_points: int = 400  # points a step for L-MAP, with one ψ
     det_points: int = 64  # points a step for FS-MAP
-    seeds: int = 2  # runs; a seed decides the first values, the points and ψ
+    seeds: int = 2  # runs; a seed decides the initial values, the points and ψ
 
     def objective(self, method: str, num_data: int, jitter: Tensor | None = None) -> Objective:
         """The objective of a method at a jitter; the paper does not print the prior."""
@@ -75,7 +75,7 @@ def moons() -> Batch:
 
 
 def network(seed: int) -> MLP:
-    """The network with the first values of a seed, as ``nn.Linear`` draws them, in float64."""
+    """The network with the initial values of a seed, as ``nn.Linear`` draws them, in float64."""
     return MLP([2, 16, 16, 2], "tanh", generator=generator("moons", seed)).double()
 
 
@@ -201,7 +201,7 @@ def axes_of(pixels: int) -> list[Tensor]:
 
 PAPER_JITTERS = (1e-2, 1e-1, 1.0, 10.0)  # the four panels of the paper
 RANDOM, CHAIN = "random", "chain"
-"""Where training starts: random first values (the paper's way), or the solution of the next larger
+"""Where training starts: random initial values (the paper), or the solution of the next larger
 jitter, the first of all from PS-MAP's."""
 
 
@@ -306,7 +306,7 @@ class MoonsSolutions(Experiment):
             pixels = math.isqrt(len(values))
             field = torch.tensor(values).reshape(pixels, pixels).numpy()
             image = ax.imshow(field, **look)
-            if field.min() < 0.45 and field.max() > 0.55:  # that of a constant is an accident
+            if field.min() < 0.45 and field.max() > 0.55:  # the contour of a constant is arbitrary
                 columns, lines = (axis.numpy() for axis in axes_of(pixels))
                 ax.contour(columns, lines, field, [0.5], colors=[figures.BLACK], linewidths=1.2)
             for label, method in ((0, "ps-map"), (1, "fs-map")):
@@ -322,7 +322,7 @@ class MoonsSolutions(Experiment):
 def chain(config: SolutionsConfig, seed: int, advance: Callable[[float], None]) -> Iterator[Fitted]:
     """Train L-MAP at one jitter after another, from the largest down, each from the one before."""
     (fitted,) = train(config, "ps-map", (), seed, lambda _: None)
-    link = dataclasses.replace(config, steps=max(1, config.steps // 5))  # it has not far to go
+    link = dataclasses.replace(config, steps=max(1, config.steps // 5))  # starts near the solution
     jitters = sorted(config.jitters(), reverse=True)
     for done, jitter in enumerate(jitters, start=1):
         (fitted,) = train(link, "l-map", [jitter], seed, lambda _: None, fitted.params)
@@ -342,7 +342,7 @@ def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
 
 
 def by_jitter(rows: Rows, metric: str, start: str = RANDOM) -> dict[float, float]:
-    """A number of L-MAP, mean over seeds, in the order of ε."""
+    """A metric of L-MAP, mean over seeds, in the order of ε."""
     return tables.means_by(rows, "jitter", metric=metric, method="l-map", start=start)
 
 
@@ -353,13 +353,15 @@ PER_DECADE = 8
 class PathologyConfig:
     jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)  # ε > 0 that are compared with ε = 0
     decades: int = 4  # how near the path comes to the merged units: 10^-decades
-    seeds: int = 5  # first values for the optimizer
+    seeds: int = 5  # initial values for the optimizer
     steps: int = 300  # steps per stage
     stages: int = 4  # stages, each with a tenth of the learning rate of the one before
     lr: float = 0.03  # learning rate of the first stage
 
 
 class Problem(NamedTuple):
+    """A small network, its data and likelihood, and p_X."""
+
     sizes: tuple[int, ...]
     bias: bool
     data: Batch
@@ -406,7 +408,7 @@ def merged(params: Params) -> Params:
     """The same network with its first two hidden units replaced by their mean."""
     result = {name: p.clone() for name, p in params.items()}
     for name, p in result.items():
-        if name.startswith("layers.0."):  # what comes in: the first dimension is the unit
+        if name.startswith("layers.0."):  # incoming weights: the first dimension is the unit
             p[:2] = p[:2].mean(0, keepdim=True)
     out = result["layers.1.weight"]
     out[:, :2] = out[:, :2].mean(1, keepdim=True)
@@ -454,7 +456,7 @@ def climb(
             records.append((before + step, torch.stack(values), torch.stack(ratios)))
 
         with warnings.catch_warnings():
-            # to reach an infinite objective is what is asked for
+            # divergence is expected: the objective is infinite
             warnings.simplefilter("ignore", DivergedWarning)
             fsmap.fit_population(
                 lambda: objective,
@@ -570,7 +572,7 @@ class MoonsPathology(Experiment):
 
 
 class Setting(NamedTuple):
-    """What the rows say about one network at one jitter."""
+    """Results of one network at one jitter."""
 
     network: str
     jitter: float

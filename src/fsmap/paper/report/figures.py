@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Curve(NamedTuple):
     """One line (or set of points) of a frame, drawn by the page with hover values."""
 
-    name: str  # what the legend says
+    name: str  # text of the legend
     x: Sequence[float]  # abscissae
     y: Sequence[float]  # ordinates, as many
     method: str | None = None  # "ps-map", "fs-map", "l-map" for that method's color; None for ink
@@ -30,9 +30,9 @@ class Curve(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What is seen at one position of the slider."""
+    """The curves at one position of the slider."""
 
-    label: str  # what the slider says there, such as "ε = 0.01"
+    label: str  # text of the slider there, such as "ε = 0.01"
     curves: Sequence[Curve]  # lines on axes shared by all frames
     note: str = ""  # one line below, such as the distances at this position
 
@@ -74,7 +74,7 @@ DARK = {
     COLORS["l-map"]: "#f2c14e",
     COLORS["bma"]: "#b5c46a",
 }
-"""What stands for each color on a dark page."""
+"""Replacement of each color on a dark page."""
 
 NAMES = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "bma": "BMA"}
 MARKERS = {"ps-map": "o", "fs-map": "s", "l-map": "^", "bma": "D"}

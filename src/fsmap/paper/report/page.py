@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
     @property
     def damage(self) -> str:
-        """What is wrong with it, and what to do."""
+        """Why the run cannot be shown, and what to do."""
         again = _command(self.id, self.folder.parent) + " --resume"
         todo = f"Restore a copy, or measure again with: {again}"
         return f"{self.folder} is damaged: {self.trouble}. {todo}"
@@ -180,7 +180,7 @@ def _other(run: Found) -> str:
 
 
 def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
-    """What is computed from rows."""
+    """The entries that are computed from rows."""
     header, units = run.content.header, run.content.units
     rows = [line.row for line in run.content.lines]
     out = run.folder.parent
@@ -225,12 +225,12 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
 
 
 def _departures(rows: Sequence[Row]) -> list[str]:
-    said = [note for row in rows for note in row.deviations]
+    notes = [note for row in rows for note in row.deviations]
     fixed = [row.config for row in rows if row.method == "l-map" and not row.config.get("reg_nats")]
     strengths = {config["reg_strength"] for config in fixed if "reg_strength" in config}
     if len(strengths) == 1:
-        said.append(f"λ was not searched: L-MAP's is {strengths.pop():g} everywhere")
-    return said
+        notes.append(f"λ was not searched: L-MAP's is {strengths.pop():g} everywhere")
+    return notes
 
 
 def _overall(claims: Iterable[Mapping[str, Any]]) -> str:
@@ -240,7 +240,7 @@ def _overall(claims: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _sentence(see: str, claims: Sequence[Mapping[str, Any]]) -> str:
-    """What to see, if the rows show it; else how much of it they show."""
+    """``see`` if all claims agree; else ``see`` with the number that agree."""
     if claims and all(verdict(claim) == AGREES for claim in claims):
         return see
     counted = tally(claims) if claims else "no claim was judged"
@@ -254,7 +254,7 @@ def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     if claim["effect"] is not None:
         effect = with_error(claim["effect"], claim["stderr"])
         ours = None if claim["ours"] == claim["effect"] else ours
-        effect = "" if effect in str(ours) else effect  # said once
+        effect = "" if effect in str(ours) else effect  # shown once
     reason = claim["reason"]
     if command and reason == "no rows":
         reason = f"{command} --resume"
@@ -288,7 +288,7 @@ def _facts(
 
 
 def environment() -> Any:
-    """Where the page's templates are, with everything escaped."""
+    """The Jinja environment of the page, with autoescape."""
     import jinja2
 
     made = jinja2.Environment(

@@ -86,7 +86,7 @@ def verdict(fitted: Fitted) -> str:
 
 
 def _recommendation(fitted: Fitted) -> str:
-    """What to do with the model, by test rows."""
+    """A recommendation by the results on test rows."""
     chosen = fitted.model.chosen
     base, boosting = (difference(fitted, chosen, m) for m in (CONSTANT, BOOSTING))
     if not (base.clear and base.mean < 0):
@@ -166,7 +166,7 @@ def _deciles(fitted: Fitted) -> Tables:
 
 
 def _classes(fitted: Fitted) -> Tables:
-    """The matrix of confusion, unless it is too large."""
+    """The confusion matrix, unless it is too large."""
     out, names = fitted.out[fitted.model.chosen], fitted.model.target.classes
     if len(names) > MOST_CLASSES:
         return {}

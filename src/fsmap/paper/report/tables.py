@@ -53,7 +53,7 @@ def select(rows: Iterable[Row], **where: Any) -> list[Row]:
 
 
 def group(rows: Iterable[Row], *by: str, **where: Any) -> dict[tuple[Any, ...], list[Row]]:
-    """Such rows by fields or entries of ``config``, in order of appearance."""
+    """Selected rows by fields or entries of ``config``, in order of appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in select(rows, **where):
         groups.setdefault(tuple(field(row, name) for name in by), []).append(row)
@@ -71,18 +71,18 @@ def values(rows: Iterable[Row], **where: Any) -> list[Any]:
 
 
 def values_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, Any]:
-    """Values of such rows by a field or an entry of ``config``; the last one counts."""
+    """Values of selected rows by a field or an entry of ``config``; the last one counts."""
     return {field(row, name): row.value for row in select(rows, **where)}
 
 
 def means_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, float]:
-    """Means of such rows by a field or an entry of ``config``, sorted by it."""
+    """Means of selected rows by a field or an entry of ``config``, sorted by it."""
     found = line(rows, name, **where)
     return dict(zip(found.x, found.mean, strict=True))
 
 
 def mean_of(rows: Iterable[Row], **where: Any) -> float:
-    """Mean of such rows; nan if there is none."""
+    """Mean of selected rows; nan if there is none."""
     return mean(values(rows, **where)).mean
 
 
@@ -126,7 +126,7 @@ def paired(one: Iterable[Row], other: Iterable[Row]) -> Mean:
 
 
 def line(rows: Iterable[Row], x: str, **where: Any) -> Line:
-    """Means of such rows over everything but ``x``, sorted by it."""
+    """Means of selected rows over everything but ``x``, sorted by it."""
     groups = sorted(group(rows, x, **where).items(), key=lambda item: item[0][0])
     means = [mean(row.value for row in members) for _, members in groups]
     return Line([key[0] for key, _ in groups], [m.mean for m in means], [m.stderr for m in means])
@@ -258,7 +258,7 @@ METRICS = {
     **{"rise": "rise of the loss", "peak": "θ_R at the peak"},
     **{"left_height": "height of the left bump", "right_height": "height of the right bump"},
 }
-"""What metrics are called in a table; others by their name, with spaces."""
+"""Names of metrics in a table; others have their id, with spaces."""
 
 MAIN = ("accuracy", "selective", "nll", "ece")  # metrics of the paper's tables of images
 
@@ -273,7 +273,7 @@ WORDS = {
     **{"nats": "LogTrace", "sam+nats": "SAM + LogTrace", "label-smoothing": "label smoothing"},
     **{"fmnist": "FashionMNIST", "cifar10": "CIFAR-10"},
 }
-"""What methods, rows of Table 2 and data sets are called."""
+"""Names of methods, rows of Table 2 and data sets."""
 
 
 def word(name: str) -> str:

@@ -216,7 +216,7 @@ def _rows(dataset: str, protocol: str, stage: str, runs: Sequence[Run]) -> Itera
 
 
 def estimator(config: Config, method: str, alpha: float | None, seed: int) -> Any:
-    """One of scikit-learn's, with a value of what is tuned."""
+    """A scikit-learn estimator with a value of its tuned parameter."""
     if method == RIDGE:
         return require("sklearn.linear_model", extra="data").Ridge(alpha)
     if method == BOOSTING:
@@ -228,7 +228,7 @@ def estimator(config: Config, method: str, alpha: float | None, seed: int) -> An
 
 
 def run_baseline(config: Config, dataset: str, method: str, context: Context) -> Iterator[Measured]:
-    """Fit one estimator with every value of what is tuned, on every split."""
+    """Fit one estimator with every value of its tuned parameter, on every split."""
     joblib = require("joblib", extra="data")
     table = uci.read_table(dataset, context.data_dir)
     splits = range(config.baseline_splits if method == MLP_METHOD else config.fair_splits)

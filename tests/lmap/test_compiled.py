@@ -238,6 +238,17 @@ def test_dropout_draws_as_the_eager_pass() -> None:
     near(found[1], found[0], 1e-10)
 
 
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_dropout_compiles_at_another_batch_size(p: float) -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(p), nn.Linear(5, 2))
+    lm = fsmap.LMAP(net, torch.randn(S, 3), num_points=S, seed=1)
+    lm.compile(backend="aot_eager")
+    for size in (B, B, 3):  # a FallbackWarning is an error
+        R, gradient, _ = measured(lm, net, torch.randn(size, 3))
+        assert torch.isfinite(R)
+        assert torch.isfinite(gradient).all()
+
+
 class Branch(nn.Module):
     def __init__(self) -> None:
         super().__init__()

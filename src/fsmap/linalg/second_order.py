@@ -95,7 +95,7 @@ def scaled_dot_product_attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool and not is_causal:
         weights = weights.masked_fill(~attn_mask.any(-1, keepdim=True), 0.0)  # as torch: not NaN
     if dropout_p:
-        weights = F.dropout(weights, dropout_p)
+        weights = dropout(weights, dropout_p)
     return weights.to(value.dtype) @ value
 
 
@@ -268,6 +268,14 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / norm)
 
 
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """``F.dropout``; in a compiled graph by a mask: torch cannot trace it at dynamic shapes."""
+    if not (training and torch.compiler.is_compiling()):
+        return F.dropout(input, p, training, inplace)
+    kept = torch.empty_like(input.detach()).bernoulli_(1 - p)
+    return input * kept / (1 - p if p < 1 else 1.0)
+
+
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """A⁻¹B by the inverse, whose forward-mode derivative can be differentiated."""
     inverse: Tensor = torch.linalg.inv(A)
@@ -367,6 +375,7 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
     **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), cholesky_inverse),
     F.embedding: embedding,
+    F.dropout: dropout,
     F.hardsigmoid: hardsigmoid,
 }
 

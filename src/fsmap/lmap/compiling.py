@@ -57,8 +57,9 @@ class Compiled:
         except (FsmapError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            why = f"it cannot be compiled: {reason}"
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            causes = [line.strip() for line in lines[1:] if "Error" in line][:1]
+            why = f"it cannot be compiled: {': '.join([lines[0], *causes])}"
         self._failed = True
         message = f"R of {type(module).__name__} runs eagerly from now on: {why}"
         warnings.warn(message, FallbackWarning, stacklevel=5)

@@ -191,7 +191,7 @@ class LMAP(Term, nn.Module):
         finally:
             reg.keywords = {}
         reg.after_pass()
-        return out, value
+        return out, _with_every(value, reg.every)
 
     def draw(self, x: Inputs | None = None) -> Drawn:
         """Evaluation points and probes of the current step, as tensors.
@@ -272,7 +272,7 @@ class LaplacianPenalty(Penalty):
             value = _zero(next(iter(reg.params().values())))
         if torch.is_grad_enabled():
             reg.after_pass()
-        return value
+        return _with_every(value, reg.every)
 
 
 class LogTrace(nn.Module):
@@ -293,8 +293,8 @@ class LogTrace(nn.Module):
 
     - R = None, which :class:`fsmap.LMAP` returns in ``eval()`` and under ``no_grad``, gives 0 under
       ``no_grad`` and in ``penalty.eval()``; otherwise it is an error.
-    - With ``LMAP(every=k)`` call ``penalty(R, every=k)``. Without it the penalty is k times too
-      weak, and a ``MissingEveryWarning`` is given.
+    - With ``LMAP(every=k)`` call ``penalty(R, every=k)``. With another number the penalty is too
+      weak or too strong, and a ``MissingEveryWarning`` is given.
     - Each call is a step, unless :meth:`attach` names the optimizer: then R̄ moves once per
       optimizer step, by the mean over its micro-batches.
     - Under ``torch.distributed`` R is averaged over ranks before it enters R̄.
@@ -380,6 +380,7 @@ class LogTrace(nn.Module):
             )
         if R.device != self.mean.device:
             self.to(R.device)
+        own = None if torch.compiler.is_compiling() else getattr(R, "lmap_every", None)
         R = accumulate(R.reshape(()))
         now = R.detach() / every
         trains = self.training and torch.is_grad_enabled()
@@ -392,7 +393,7 @@ class LogTrace(nn.Module):
         if counts and self._hook is None:
             self._step(mean, first)
         if trains and not torch.compiler.is_compiling():
-            self._warn(idle=every == 1 and not counts)
+            self._warn(every, own, idle=every == 1 and not counts)
         return torch.addcmul(value, strength, R - R.detach())
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
@@ -447,11 +448,12 @@ class LogTrace(nn.Module):
         self.steps.add_(self.sums[1] > 0)
         self.sums[:2].zero_()
 
-    def _warn(self, *, idle: bool) -> None:
-        """Warn once of values of R that were skipped, had no gradient or fell to almost nothing."""
+    def _warn(self, every: int, own: int | None, *, idle: bool) -> None:
+        """Warn once of a wrong ``every`` and of R that were skipped or fell to almost nothing."""
         self._calls += 1
         self._idle += idle
-        if self._warned or (self._calls % (5 * MEMORY) and self._idle != 2):
+        wrong = own is not None and own != every
+        if self._warned or (self._calls % (5 * MEMORY) and self._idle != 2 and not wrong):
             return
         bad, low = number(self.sums[2]), number(self.mean < SHARE * self.first)
         found: dict[type[Warning], str] = {}
@@ -460,7 +462,12 @@ class LogTrace(nn.Module):
                 f"{bad:g} times R was inf, nan or negative: it did not enter the running mean of "
                 "LogTrace. Lower the learning rate or nats, or look for overflow in half precision."
             )
-        if self._idle:
+        if wrong:
+            found[MissingEveryWarning] = (
+                f"R comes from every={own}, and penalty(R, every={every}) was called: the penalty "
+                f"is not {self.nats:g} nats. Call penalty(R, every={own})."
+            )
+        elif self._idle:
             found[MissingEveryWarning] = (
                 f"{self._idle} times R had no gradient. With LMAP(every=k) call "
                 "penalty(R, every=k): without it the penalty is k times too weak."
@@ -487,6 +494,12 @@ def _check_keywords(keywords: dict[str, Any], size: int) -> None:
 def is_zero(strength: float | Tensor | None) -> bool:
     """Whether λ is a plain 0; False for a tensor, whose value is not read."""
     return isinstance(strength, int | float) and strength == 0
+
+
+def _with_every(value: Tensor, every: int) -> Tensor:
+    """R with its ``every`` as an attribute, for :class:`LogTrace` to check."""
+    value.lmap_every = every  # type: ignore[attr-defined]
+    return value
 
 
 def _zero(like: Tensor) -> Tensor:

@@ -207,7 +207,7 @@ def call_after_steps(
     if not isinstance(given, torch.optim.Optimizer):
         raise InputError(f"attach takes a torch.optim.Optimizer, got {type(given).__name__}")
     if attached is not None:
-        raise InputError("this is attached to an optimizer already: a second one would count twice")
+        raise InputError("attached to an optimizer already. Call detach() first")
     return optimizer.register_step_post_hook(lambda *_: call())
 
 

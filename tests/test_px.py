@@ -338,6 +338,7 @@ def test_what_cannot_be_drawn_from_is_refused(make, word):
         (lambda n, g: torch.zeros(()), "returned"),
         (lambda n, g: {"a": torch.zeros(n), "b": torch.zeros(1)}, "returned"),
         (lambda n, g: None, "returned"),
+        (lambda n, g: np.zeros((n, 2)), "ndarray"),
         (px.Mixture([POINTS, px.Normal(shape=3)]), "together"),
         (px.Mixture([POINTS, {"a": POINTS}]), "together"),
     ],

@@ -365,7 +365,7 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
         got = f"shape {shape}" if isinstance(out, Tensor) else type(out).__name__
         raise UnsupportedModuleError(
             f"the model returned {got} for {S} points; it must return a tensor whose first "
-            "dimension is the point. Pass forward=lambda module, x: ... to functional if it differs"
+            "dimension is the point. If it differs, pass forward=lambda module, x: ..."
         )
     return out.reshape(S, -1)
 

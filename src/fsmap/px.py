@@ -279,11 +279,12 @@ class FromFunction:
         """Draw ``n`` points, ``[n, ...]``."""
         check_draw(n, generator)
         x = self.function(n, generator)
-        shapes = [tuple(getattr(t, "shape", ())) for t in tree_leaves(x)]
-        if not shapes or any(shape[:1] != (n,) for shape in shapes):
+        leaves: list[Any] = tree_leaves(x)
+        if not leaves or any(not isinstance(t, Tensor) or t.shape[:1] != (n,) for t in leaves):
+            found = [f"{type(t).__name__} {list(getattr(t, 'shape', ()))}" for t in leaves]
             raise InputError(
-                f"{self!r} was asked for {n} points and returned {type(x).__name__} of shapes "
-                f"{shapes}. Return a tensor [n, ...], or a dict or tuple of them."
+                f"{self!r} was called for {n} points and returned {', '.join(found) or 'nothing'}. "
+                "Return a tensor [n, ...], or a dict or tuple of tensors."
             )
         return move_points(x, *self.target)
 

@@ -81,6 +81,11 @@ def test_intervals_and_quantiles(prices):
     found = model.predict_quantiles(X, (0.1, 0.5, 0.9))
     assert found.shape == (600, 3)
     assert (np.diff(found, axis=1) > 0).all()
+    for coverage in (90, -0.1, float("nan")):
+        with pytest.raises(InputError, match="coverage"):
+            model.predict_interval(X, coverage)
+    with pytest.raises(InputError, match="quantiles"):
+        model.predict_quantiles(X, (0.5, 1.5))
     positive = LMAPRegressor(method="linear", random_state=0).fit(X, np.exp(X[:, 0]))
     assert positive.predict_interval(X)[0].min() >= 0
 

@@ -190,15 +190,20 @@ def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[
 
 def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
     """The message for text in a column of numbers: what it is, where, and what can be done."""
-    rows = np.flatnonzero(wrong)
-    examples = ", ".join(f"{cells[row]!r} in row {row + 1}" for row in rows[:3])
-    more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    verb = "is not a finite number" if len(rows) == 1 else "are not finite numbers"
     return (
-        f"column {name!r} holds numbers, but {examples}{more} {verb}. Correct it; if it means 'no "
-        f"value', say so with --missing {cells[rows[0]]!r}; if the column holds categories, with "
+        f"column {name!r} holds numbers, but {examples(cells, wrong)}. Correct it; if it means 'no "
+        f"value', say so with --missing {cells[wrong][0]!r}; if the column holds categories, with "
         f"`fsmap fit --category {name}`"
     )
+
+
+def examples(cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
+    """A clause on the first cells that are not numbers, with their rows."""
+    rows = np.flatnonzero(wrong)
+    shown = ", ".join(f"{cells[row]!r} in row {row + 1}" for row in rows[:3])
+    more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+    verb = "is not a finite number" if len(rows) == 1 else "are not finite numbers"
+    return f"{shown}{more} {verb}"
 
 
 def check_columns(table: Table, wanted: Sequence[str]) -> None:
@@ -411,7 +416,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
         return Target(name, task, why, tuple(sorted(distinct, key=float if plain else None)))
     if wrong.any():
         raise InputError(
-            f"the target of a regression is a number (else: --task classification), and "
-            f"{stray_text(name, cells, wrong)}"
+            f"the target of a regression is a number, and {examples(cells, wrong)} in column "
+            f"{name!r}. Correct it, or: --missing {cells[wrong][0]!r}, --task classification"
         )
     return Target(name, task, why, form=form).standardized(values)

@@ -116,7 +116,12 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         return self._unscaled(self._forward(X))
 
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
-        """Quantiles of new targets, ``[N, Q]``, from errors on rows with similar predictions."""
+        """Quantiles of new targets, ``[N, Q]``, from errors on rows with similar predictions.
+
+        Those below 0.005 and above 0.995 are taken as 0.005 and 0.995.
+        """
+        if not all(0 <= q <= 1 for q in quantiles):
+            raise InputError(f"quantiles must lie between 0 and 1, got {list(quantiles)}")
         return self.spread_.quantiles(self.predict(X), quantiles)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
@@ -124,6 +129,8 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
 
         They do not go below 0 if no training target was negative.
         """
+        if not 0 <= coverage <= 1:
+            raise InputError(f"coverage must lie between 0 and 1, got {coverage}")
         ends = self.predict_quantiles(X, (0.5 - coverage / 2, 0.5 + coverage / 2))
         return ends[:, 0], ends[:, 1]
 

@@ -184,6 +184,15 @@ def test_text_is_escaped(runs, monkeypatch):
     assert json.loads(embedded({"b": [1.5, float("nan")]})) == {"b": [1.5, "nan"]}
 
 
+def test_a_page_of_somebody_else_is_kept(runs, tmp_path):
+    page = build([runs / "runs"], tmp_path / "report")
+    assert build([runs / "runs"], tmp_path / "report") == page  # its own page is replaced
+    page.write_text("my page")
+    with pytest.raises(InputError, match="--out"):
+        build([runs / "runs"], tmp_path / "report")
+    assert page.read_text() == "my page"
+
+
 def test_nothing_to_show_and_nowhere_to_write(runs, tmp_path):
     with pytest.raises(InputError, match="nowhere"):
         find_runs([tmp_path / "nowhere"])

@@ -40,6 +40,7 @@ from fsmap.progress import duration
 TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("theme", "page", "chart", "mixture")
 TITLE = "Should we learn most likely functions or parameters?"
+MADE_BY = "Made by <code>fsmap report</code>"  # at the end of every page
 LONG_TABLE = 12  # lines; a longer table is folded, unless it is a table of the paper's
 
 
@@ -64,6 +65,8 @@ def build(folders: Sequence[Path], out: Path) -> Path:
     text = render(find_runs(folders))
     page = out / "index.html"
     try:
+        if page.exists() and MADE_BY not in page.read_text(errors="replace"):
+            raise InputError(f"{page} is not a page of fsmap report. Choose another --out.")
         out.mkdir(parents=True, exist_ok=True)
         write_whole(page, text)
     except OSError as error:

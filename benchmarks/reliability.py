@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import fsmap
 from fsmap.files import circumstances
 from fsmap.paper.images.reliability import Split, network, splits
+from fsmap.paper.report.figures import style
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reliability.jsonl"
@@ -122,8 +123,6 @@ def draw(rows: list[dict[str, Any]]) -> Any:
     """Two reliability diagrams: before, and with LogTrace."""
     import matplotlib.pyplot as plt
 
-    from fsmap.paper.report.figures import style
-
     with style():
         figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.4), sharey=True, layout="constrained")
         for ax, way, title in zip(
@@ -157,7 +156,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.draw:
         PICTURE.parent.mkdir(exist_ok=True)
         figure = draw(read(options.out))
-        figure.savefig(PICTURE, facecolor="white", metadata={"Date": None})
+        with style():  # with its salt of ids: the same rows give the same file
+            figure.savefig(PICTURE, facecolor="white", metadata={"Date": None})
         return
     done = {(row["way"], row["seed"], row["epochs"]) for row in read(options.out)}
     data, about = splits(5_000, None), circumstances("cpu")

@@ -243,6 +243,7 @@ def test_r_is_unbiased(mode: str) -> None:
         ({"module": fsmap.LMAP(bn_net(), normal((2,)), num_points=S)}, "contains"),
         ({"module": nn.BatchNorm1d(2, track_running_stats=False), "batchnorm": "frozen"}, "keep"),
         ({"x": torch.full((B, 2), torch.nan)}, "points"),
+        ({"x": None}, "one argument"),
     ],
     ids=lambda given: given if isinstance(given, str) else next(iter(given)),
 )

@@ -139,7 +139,7 @@ class LMAP(Term, nn.Module):
 
     def forward(
         self,
-        x: Inputs,
+        x: Inputs = None,
         *,
         reg_strength: float | Tensor | None = None,
         drawn: Drawn | None = None,
@@ -159,6 +159,8 @@ class LMAP(Term, nn.Module):
             Output, and R (λR); R is None in ``eval()`` and under ``no_grad``. An output object with
             ``.logits`` is returned as it is, and R is that of the logits.
         """
+        if x is None:
+            raise InputError("lm(x) takes the batch as one argument: lm({...}) for a dict")
         compiled = torch.compiler.is_dynamo_compiling()
         return self._forward(x, reg_strength, drawn, keywords, compiled)
 

@@ -161,7 +161,8 @@ class ImageTable(RowsExperiment):
         return claims
 
     def draw(self, rows: Rows) -> Plots:
-        return draw_table(with_tuned(rows), TABLE_2, self.id)
+        alike = [row for row in with_tuned(rows) if "@valid" not in row.config["row"]]
+        return draw_table(alike, TABLE_2, self.id)
 
 
 DECAYS = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import METRICS
-from fsmap.paper.images.protocol import base_of, shown
+from fsmap.paper.images.protocol import KINDS, base_of, shown
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean, with_error, word
 from fsmap.paper.rows import Claim, Row, Rows, judge, not_tested
@@ -150,6 +150,7 @@ def with_tuned(rows: Rows) -> list[Row]:
     """Rows as the table has them, and of each one's changes the best on held-out images.
 
     It is called tuned if several were tried. Rows that hold out other images stay as they are.
+    Changed rows come after the others.
     """
     found = []
     for members in tables.group(rows, "dataset").values():
@@ -158,7 +159,7 @@ def with_tuned(rows: Rows) -> list[Row]:
         for (name,), mine in tables.group(members, "row").items():
             if (nll := tables.mean(tables.values(mine, metric="valid_nll"))).n:
                 tried.setdefault(base_of(name), {})[name] = nll.mean
-            if "@" not in name or "@valid" in name:
+            if base_of(name) == name or "@valid" in name:
                 kept.add(name)
                 found += mine
         for base, losses in tried.items():
@@ -167,7 +168,12 @@ def with_tuned(rows: Rows) -> list[Row]:
             if name not in kept:
                 mine = tables.select(members, row=best)
                 found += [row._replace(config={**row.config, "row": name}) for row in mine]
-    return found
+
+    def place(row: Row) -> tuple[bool, int]:
+        name = row.config["row"]
+        return base_of(name) != name, [*KINDS].index(base_of(name))
+
+    return sorted(found, key=place)
 
 
 def difference(

@@ -276,15 +276,24 @@ WORDS = {
 """Names of methods, rows of Table 2 and data sets."""
 
 
+CHANGES = {
+    **{"wd": "weight decay {}", "lambda": "λ = {}", "nats": "{} nats", "valid": "{} held out"},
+    "tuned": "tuned",
+}
+"""Changes of a row of Table 2, as in ``ps-map@wd-1e-3``."""
+
+
 def word(name: str) -> str:
     """A name as tables and legends show it.
 
     Examples:
         >>> word("l-map"), word("other@lambda-1e-5"), word("boston")
-        ('L-MAP', "L-MAP, D', lambda-1e-5", 'boston')
+        ('L-MAP', "L-MAP, D', λ = 1e-5", 'boston')
     """
-    base, _, change = (f"ps-map@{name}" if name.startswith("wd-") else name).partition("@")
-    return ", ".join([WORDS.get(base, base), *([change] if change else [])])
+    base, *changes = (f"ps-map@{name}" if name.startswith("wd-") else name).split("@")
+    parts = (change.partition("-") for change in changes)
+    words = (CHANGES.get(key, key).format(value) for key, _, value in parts)
+    return ", ".join([WORDS.get(base, base), *words])
 
 
 VALUES = ("ours", "stderr", "paper", "paper_stderr", "runs")

@@ -183,7 +183,7 @@ def cost_short() -> str:
     for label, task, way in (COST[0], *COST[2:]):
         plain, sam, ours = (_ms(task, one) for one in ("plain", "sam", way))
         lines.append([label, f"{sam / plain:.1f} ×", f"{ours / plain:.1f} ×"])
-    return table("time of a plain step × | SAM | L-MAP", lines)
+    return table("time relative to a plain step | SAM | L-MAP", lines)
 
 
 def _ms(task: str, way: str) -> float:

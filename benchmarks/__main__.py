@@ -1,10 +1,10 @@
-"""Time, peak memory and error of every method, beside what one would write today.
+"""Time, peak memory and error of every method, and of the same computation without fsmap.
 
     python -m benchmarks            all networks and numbers of points, ten minutes on two cores
     python -m benchmarks --quick    small ones, about a minute
 
 Everything runs in float64: fsmap accumulates Gram matrices in float64 whatever the model's dtype,
-so this is where all do the same work. ``--dtype float32`` shows the other case. Rows are written
+so all do the same work in this case. ``--dtype float32`` shows the other case. Rows are written
 to ``benchmarks/results/rows.jsonl``.
 """
 

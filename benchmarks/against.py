@@ -5,9 +5,9 @@
 
 Two processes, one with the code of each commit, run the networks of ``benchmarks.cells`` through
 the public functions, in float64 on one thread. A run of the one is followed by the same run of the
-other, so a busy machine slows both. Where a process has its memory makes up to 30 % of difference,
-so there are three such pairs of processes: the ratio is the median over all pairs of runs of the
-time of this checkout over that of the commit. Above 1 is slower.
+other, so a busy machine slows both. The placement of a process's memory changes its times by up to
+30 %, so there are three such pairs of processes: the ratio is the median over all pairs of runs of
+the time of this checkout over that of the commit. Above 1 is slower.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def ways_of(cell: Any) -> dict[str, Callable[[], Any]]:
 
 
 def work_for_ever() -> None:
-    """Answer questions: which ways a cell has, and how long one takes."""
+    """Answer requests: the ways of a cell, or the time of one."""
     import torch
 
     torch.set_num_threads(1)

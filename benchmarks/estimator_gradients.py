@@ -1,10 +1,10 @@
-"""What the estimators of R say to a trained network: ``python -m benchmarks.estimator_gradients``.
+"""Estimators of R on a trained network: ``python -m benchmarks.estimator_gradients CKPT``.
 
 R and its gradient by ``jvp`` and by differences of several β, in float64, at the same training and
 p_X images and the same ψ, BatchNorm as in training (``joint``). As β falls R agrees. The gradients
 need not: a ReLU that changes sides between θ and θ + βψ is a jump of J, which counts 1/β and which
-``jvp``, the gradient at θ, does not know. ``--activation gelu`` puts a smooth function in the place
-of ReLU to see what is left.
+``jvp``, the gradient at θ, does not know. ``--activation gelu`` puts a smooth function in place
+of ReLU.
 """
 
 from __future__ import annotations

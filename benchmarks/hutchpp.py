@@ -83,7 +83,7 @@ def trained(K: int, width: int = 64, steps: int = 600) -> tuple[nn.Module, Tenso
 
 
 def networks() -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Networks at their first parameters, and trained ones with few and many outputs."""
+    """Networks at initial parameters, and trained ones with few and many outputs."""
     for name in ("mlp-1e3", "mlp-1e5", "cnn"):
         cell = cells.cell(name, 256, dtype=torch.float64)
         yield name, cell.module, cell.x

@@ -31,7 +31,7 @@ CELLS: dict[str, dict[str, Any]] = {
     "fd joint": {"estimator": "fd"},
     "sam": {"method": "ps-map", "sam": 0.05},
 }
-LIMITS = {"ps-map": 2.6, "jvp joint": 11.0, "few points, every 2": 5.6}  # design, section 5
+LIMITS = {"ps-map": 2.6, "jvp joint": 11.0, "few points, every 2": 5.6}  # ms, on CUDA
 
 
 def make(cell: str, device: str) -> ImageRun:

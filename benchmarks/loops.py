@@ -3,12 +3,12 @@
     python -m benchmarks.loops                    small networks on the CPU
     python -m benchmarks.loops --device cuda      ResNet-18, GPT-2 small and ViT-S in bf16 autocast
 
-Every way trains the same network on batches that are on the device already. ``by hand`` is what one
-would write today: one pure loss with ``torch.func.jvp``, compiled as a whole. Modes: ``eager``,
+Every way trains the same network on batches that are on the device already. ``by hand`` is the
+loop without fsmap: one pure loss with ``torch.func.jvp``, compiled as a whole. Modes: ``eager``,
 ``compiled`` (``torch.compile``), ``reduce-overhead``, and ``captured``: compiled, and the step as a
 whole, optimizer included, in one CUDA graph by ``fsmap.train.capture``. Ways are timed in turns,
 round after round; a row has the median over rounds and the ratio to the plain loop of the
-same run. Memory is right for the only loop of a process: give one ``--way`` and one ``--mode``.
+same run. Memory is right only if a process runs one loop: give one ``--way`` and one ``--mode``.
 GB counts the memory that CUDA graphs keep between steps; ``allocated_bytes`` of a row is torch's
 ``max_memory_allocated`` over two steps, which does not.
 Rows are appended to ``benchmarks/results/loops.jsonl``.

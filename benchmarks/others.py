@@ -1,9 +1,9 @@
-"""What one would write today: torch.func, curvlinops, linear_operator.
+"""The same computations without fsmap: torch.func, curvlinops, linear_operator.
 
 The Jacobian by ``torch.func`` is the fast way, one reverse pass per point and output under
 ``vmap``; log-determinants are taken of the smaller of JJᵀ and JᵀJ. All run in the dtype of the
-model. What needs a Jacobian of more than a gigabyte is left out. A name that ends in
-``(reference)`` is shown, but is no rival: it is the call that ours is made of.
+model. Methods that need a Jacobian of more than a gigabyte are left out. A name that
+ends in ``(reference)`` is shown but not compared: it is a call that our method makes.
 """
 
 from __future__ import annotations

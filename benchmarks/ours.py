@@ -1,4 +1,4 @@
-"""fsmap's side of every kind of work: the first entry is what the ratio is taken of."""
+"""fsmap's methods for every kind of work; ratios are those of the first entry."""
 
 from __future__ import annotations
 

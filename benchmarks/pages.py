@@ -146,7 +146,7 @@ def frozen() -> str:
 
 
 def small() -> str:
-    """The small network of the README's picture, with rivals."""
+    """The small network of the README's picture, and other methods."""
     by_way = grouped(rows_of("benchmarks/results/reliability.jsonl"))
     decay = tuned(by_way, lambda row: row["held_out_nll"])
     lines = []
@@ -183,7 +183,7 @@ def cost_short() -> str:
     for label, task, way in (COST[0], *COST[2:]):
         plain, sam, ours = (_ms(task, one) for one in ("plain", "sam", way))
         lines.append([label, f"{sam / plain:.1f} ×", f"{ours / plain:.1f} ×"])
-    return table("time of a plain step × | SAM | L-MAP", lines)
+    return table("time relative to a plain step | SAM | L-MAP", lines)
 
 
 def _ms(task: str, way: str) -> float:
@@ -196,7 +196,7 @@ def _ms(task: str, way: str) -> float:
 
 
 def strength() -> str:
-    """Held-out log loss by c: what the default was chosen by."""
+    """Held-out log loss by c, by which the default was chosen."""
     small, large = (
         rows_of(f"benchmarks/results/{n}.jsonl") for n in ("strength", "strength-images")
     )
@@ -304,7 +304,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """The page with its tables made anew."""
+    """The page with new tables."""
     return MARK.sub(lambda found: found[1] + "\n" + TABLES[found[2]]() + "\n" + found[3], text)
 
 

@@ -1,7 +1,7 @@
 """A population against its members one after another: ``python -m benchmarks.population``.
 
-Both take the same steps from the same starts (tests/train/test_population.py holds them to each
-other), so only time is measured: milliseconds per member and step, the whole call included. The two
+Both take the same steps from the same starts (tests/train/test_population.py checks that they
+agree), so only time is measured: milliseconds per member and step, the whole call included. The two
 take turns, so that a busy machine slows both; shown are the median of the repeats and the range of
 the ratio. Rows are written to ``benchmarks/results/population-cpu.jsonl``.
 """

@@ -1,4 +1,4 @@
-"""Reliability of a small image classifier, by ways to train it: the picture of the README.
+"""Reliability of a small image classifier by training method: the picture of the README.
 
 ``python -m benchmarks.reliability`` trains a network of two hidden layers on 5,000 images of
 FashionMNIST (a minute on a CPU for each run that has no row yet) and appends rows;
@@ -44,7 +44,7 @@ EPOCHS, BATCH, POINTS, EVERY = 20, 64, 16, 2
 
 
 def train(way: str, seed: int, data: tuple[Split, Split, Split], epochs: int) -> dict[str, Any]:
-    """Train one network; what it is like on held-out and test images."""
+    """Train one network, and measure it on held-out and test images."""
     (x, y), held_out, test = data
     kind, _, number = way.partition("=")
     strength = float(number or 0)

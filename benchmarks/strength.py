@@ -1,4 +1,4 @@
-"""How strong? ``python -m benchmarks.strength``, minutes on a CPU for each set.
+"""Strengths of R: ``python -m benchmarks.strength``, minutes on a CPU for each set.
 
 Small networks that memorize: without R (``plain``), with weight decay (``wd=1e-3``), by SAM with
 radius ρ (``sam=0.05``), with λR (``lam=1e-3``), with c·log(1 + R/R₀) (``nats=0.05``, see

@@ -1,10 +1,10 @@
-"""The frozen strength of ``fsmap.LogTrace`` and its rivals on images: ResNet-18 by ``ImageRun``.
+"""The default strength of ``fsmap.LogTrace`` and other methods on images: ResNet-18.
 
     python -m benchmarks.strength_images --sets cifar10-50 --ways plain nats --seeds 0 --runs DIR
 
 A job is one run of a set, a way and a seed. A job that has a row is not repeated; one whose time is
 up keeps a checkpoint in ``--runs`` and goes on with the next call. Several processes with the same
-``--runs`` share the jobs, so one GPU can hold several. ``nats`` has the frozen constants of
+``--runs`` share the jobs, so one GPU can hold several. ``nats`` has the default constants of
 ``LogTrace`` (c = 0.05) with p_X = training images, S = 32, R on every second step, ``joint``.
 
 At the paper's length (FashionMNIST 50 epochs, CIFAR-10 200) the same runs are rows of ``fsmap run

@@ -1,4 +1,4 @@
-"""How many source files of fsmap a reader visits who follows one call.
+"""The number of source files of fsmap that one call visits.
 
     python -m benchmarks.walks             every walk
     python -m benchmarks.walks doctor      some of them

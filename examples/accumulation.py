@@ -1,7 +1,7 @@
 """Gradient accumulation: one ψ for all micro-batches of an optimizer step.
 
-`lm.attach(optimizer)` is all it takes: ψ then changes with the optimizer's steps, while every
-micro-batch draws evaluation points of its own. Divide λR by the number of micro-batches as you
+After `lm.attach(optimizer)` ψ changes with the optimizer's steps, while every micro-batch draws
+evaluation points of its own. Divide λR by the number of micro-batches as you
 divide the loss; without BatchNorm the sum is what one large batch would give.
 """
 

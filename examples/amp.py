@@ -1,4 +1,4 @@
-"""Mixed precision: bf16 autocast, or fp16 with a GradScaler. Four lines, none about R.
+"""Mixed precision: bf16 autocast, or fp16 with a GradScaler. Four lines, the same as without R.
 
 R is summed in float32 inside autocast, and `jvp`, the default estimator, is as safe there as the
 loss. `attach` counts optimizer steps, so that a step which the scaler skips is not counted.

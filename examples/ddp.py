@@ -36,7 +36,7 @@ def main() -> float:
     loader = DataLoader(TensorDataset(x, y), batch_size=32, sampler=sampler)
 
     model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 2))
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if cuda else model  # as you like
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if cuda else model  # any p_X
     lm = fsmap.LMAP(model.to(device), fsmap.px.Normal(shape=(8,)), num_points=32)  # new
     ddp = DistributedDataParallel(lm)  # instead of DistributedDataParallel(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-2)

@@ -1,4 +1,4 @@
-"""L-MAP and an average of the weights (EMA): which copy R belongs to, and how to look at both.
+"""L-MAP and an average of the weights (EMA): R of the trained weights and of the average.
 
 The loop trains one model with λR and keeps a moving average of its weights beside it. R of the
 average is R at the average's own parameters. Prints log loss and R of both.

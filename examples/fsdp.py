@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node=2 examples/fsdp.py
 
-A functional pass cannot be given other parameters than the shards, so LMAP refuses such a model.
+A functional pass cannot replace sharded parameters, so LMAP raises an error for such a model.
 InPlacePenalty moves the shards themselves by βψ, makes its passes, and puts them back to the last
-bit. It serves activation checkpointing as well. Without torchrun this runs as one process.
+bit. It works with activation checkpointing, too. Without torchrun this runs as one process.
 """
 
 import gc

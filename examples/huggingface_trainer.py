@@ -1,7 +1,7 @@
 """L-MAP in the Hugging Face Trainer: a small transformer that tells which word comes more often.
 
-Random weights and texts made here, so nothing is downloaded. The set has noisy labels, which plain
-training learns by heart. Prints the held-out accuracy and log loss without and with the term.
+Weights and texts are random, so nothing is downloaded. Plain training memorizes the noisy labels.
+Prints the held-out accuracy and log loss without and with the term.
 """
 
 import tempfile
@@ -81,9 +81,9 @@ def train(reg_strength: float, folder: str, epochs: int):
         data_collator=pad,
         train_dataset=Texts(96, seed=0, noise=0.15),
         reg_strength=reg_strength,  # new: λ ...
-        px=Texts(500, seed=1),  # new: ... texts without need of labels ...
-        num_points=16,  # new: ... of which each micro-batch draws so many ...
-        lmap={"every": 4},  # new: ... on every fourth step, four times as strong
+        px=Texts(500, seed=1),  # new: p_X, texts that need no labels
+        num_points=16,  # new: texts of p_X in each micro-batch
+        lmap={"every": 4},  # new: R on every fourth step, four times as strong
     )
     trainer.train()
     return trainer

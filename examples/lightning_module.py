@@ -31,7 +31,7 @@ class Classifier(LMAPMixin, pl.LightningModule):
             nn.GELU(),
             nn.Linear(64, 3),
         )
-        px = fsmap.px.Normal(std=2.0, shape=(2,))  # where we care what the function does
+        px = fsmap.px.Normal(std=2.0, shape=(2,))  # evaluation points
         self.lm = fsmap.LMAP(network, px, num_points=64, batchnorm="frozen")  # new
 
     def forward(self, x):

@@ -1,6 +1,6 @@
-"""L-MAP in an ordinary PyTorch loop: two lines more, and a classifier that is less sure of itself.
+"""L-MAP in an ordinary PyTorch loop: two more lines, and a classifier that is less over-confident.
 
-Two noisy half circles, few points, a network large enough to learn every label by heart. Prints
+Two noisy half circles, few points, a network large enough to memorize every label. Prints
 accuracy, negative log-likelihood and calibration error on fresh data, without and with the term.
 """
 
@@ -21,14 +21,14 @@ def half_circles(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def train(lam: float) -> nn.Module:
-    """An ordinary loop. With ``lam=0`` it is exactly what it would be without fsmap."""
+    """An ordinary loop. With ``lam=0`` the result is exactly that without fsmap."""
     torch.manual_seed(0)
     x, y = half_circles(100, torch.Generator().manual_seed(1))
     model = nn.Sequential(
         nn.Linear(2, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 2)
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    px = fsmap.px.Uniform([-2.0, -2.0], [3.0, 2.0])  # where we care what the function does
+    px = fsmap.px.Uniform([-2.0, -2.0], [3.0, 2.0])  # evaluation points
     penalty = fsmap.LaplacianPenalty(model, px, num_points=64)  # new
     for _ in range(600):
         loss = F.cross_entropy(model(x), y) + penalty(lam)  # new: + penalty(lam)

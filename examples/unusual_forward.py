@@ -1,7 +1,7 @@
-"""A module with a signature of its own: say how to call it, `forward=lambda module, x: ...`.
+"""A module with an unusual signature: `forward=lambda module, x: ...` calls it.
 
-Here a recurrent network that wants time first, takes a state and returns three things. p_X and the
-loop hand over points with the batch first, as everywhere.
+The recurrent network here takes time as the first dimension and a state, and returns three values.
+Points of p_X and of the loop have the batch as the first dimension.
 """
 
 import torch

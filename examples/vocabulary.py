@@ -1,7 +1,7 @@
 """A large vocabulary: R over 64 of 2,000 outputs, another random sample on every step.
 
-R over all logits of a language model would need V numbers for every token, three times over.
-`outputs=64` multiplies only the sampled rows of the last linear layer (found by itself, tied to
+R over all logits of a language model would need three tensors of V numbers for every token.
+`outputs=64` multiplies only the sampled rows of the last linear layer (which is found, tied to
 the embedding or not) and scales the result, so that R keeps its expectation.
 """
 

@@ -1,7 +1,7 @@
 """Fig. 1 of the paper by hand: the most likely parameters and the most likely function differ.
 
-f(x) = (e^a φ(x + ½) + e^b φ(x − ½))/√2. Eleven points determine the left bump, one point hardly
-touches the right one. p(θ | D) and p(f | D) = p(θ | D)/√det 𝒥 have their maxima at other b.
+f(x) = (e^a φ(x + ½) + e^b φ(x − ½))/√2. Ten points determine the left bump, one point has
+little effect on the right one. p(θ | D) and p(f | D) = p(θ | D)/√det 𝒥 have different maxima in b.
 """
 
 import math

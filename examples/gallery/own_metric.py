@@ -44,7 +44,7 @@ def train(x, y, metric, nats, steps=400):
 
 
 def tagged(n, seed):
-    """Points with three tags each, which neighbours do not always share."""
+    """Points with three noisy tags each."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 2, generator=g)
     turns = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

@@ -54,6 +54,6 @@ __all__ = [
     "px", "metric", "Stream", "Whitening",  # evaluation points, metrics, and parts of your own ones
     "log_det", "trace",  # numbers of the Jacobian
     "metrics",  # numbers of predictions
-    "doctor",  # is the geometry singular here, and why
+    "doctor",  # whether and why the Jacobian is singular
 ]
 # fmt: on

@@ -1,4 +1,4 @@
-"""Errors and warnings, by type. Each message says what came, what is allowed, and what to do."""
+"""Errors and warnings. Each message says what was given, what is allowed, and what to do."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FallbackWarning(UserWarning):
 
 
 class NonFiniteWarning(UserWarning):
-    """R was inf, nan or negative on some steps, which a running mean left out."""
+    """R or λR was inf, nan or negative; running means leave such values out."""
 
 
 class CollapseWarning(UserWarning):
@@ -79,7 +79,7 @@ class UnseenStatisticsWarning(UserWarning):
 
 
 class IgnoredProbesWarning(UserWarning):
-    """R is exactly zero: the output does not follow the parameters that R is about."""
+    """R is exactly zero: the output does not depend on the parameters that R is about."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

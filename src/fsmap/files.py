@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, locked, in JSON, and marked with what wrote them."""
+"""Files: atomic writes, locks, JSON, and the commit and device that rows record."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def beside(path: Path, end: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that results will be written to, before hours are spent on them."""
+    """Make a folder for results, and check that it can be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -127,7 +127,7 @@ def _take_lock(descriptor: int) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Turn tensors, arrays, tuples and non-finite floats into what JSON can hold."""
+    """Convert tensors, arrays, tuples and non-finite floats to JSON values."""
     if hasattr(value, "tolist"):  # torch tensors, numpy arrays and numpy scalars
         return plain(value.tolist())
     if isinstance(value, Mapping):

@@ -197,7 +197,7 @@ def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Fu
 
 
 class _Call(nn.Module):
-    """Gives ``functional_call`` one forward method for every calling convention."""
+    """A module for ``functional_call`` with one forward method for every calling convention."""
 
     def __init__(self, module: nn.Module, forward: Forward) -> None:
         super().__init__()
@@ -447,7 +447,7 @@ DROP_RATES = ("p", "dropout", "drop_prob", "dropout_p", "attention_dropout", "dr
 
 
 class NoiseReplay:
-    """Gives several passes the same dropout masks: call it before each pass but the first."""
+    """Repeats the dropout masks of the first pass: call it before each further pass."""
 
     def __init__(self, f: ModelFn, params: Params) -> None:
         device = next(iter(params.values())).device

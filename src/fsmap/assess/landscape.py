@@ -59,7 +59,7 @@ def _drawn(params: Params, number: int, generator: torch.Generator) -> Params:
 
 
 def check_walk(steps: int, reach: float, *, dashes: str = "") -> None:
-    """Raise InputError for a walk that has no middle or no length."""
+    """Raise InputError unless the steps include 0 and the reach is positive."""
     if steps % 2 == 0 or steps < 3:
         raise InputError(
             f"{dashes}steps must be odd and at least 3, so that 0 is one of them, got {steps}"
@@ -129,10 +129,11 @@ def laplacian(
 ) -> tuple[float, float]:
     """R(θ) = E‖J(x)ψ‖² by forward mode, and its standard error over probes (nan for one probe).
 
-    ``probes`` are draws of ψ, each used at all points, or what :func:`draw_psi` drew. The network
-    is taken in evaluation mode. With ``batch_statistics`` BatchNorm normalizes every batch by
-    itself, and ψ moves its statistics too, as in training; running statistics stay what they are.
-    Layers in ``eval()`` mode within a module in ``train()`` mode keep theirs.
+    ``probes`` is a number of draws of ψ, each used at all points, or the result of
+    :func:`draw_psi`. The network is in evaluation mode. With ``batch_statistics`` BatchNorm
+    normalizes every batch by itself, and ψ changes its statistics too, as in training; running
+    statistics do not change. Layers in ``eval()`` mode within a module in ``train()`` mode keep
+    theirs.
     """
     if isinstance(probes, int):
         probes = draw_psi(module, probes, torch.Generator().manual_seed(0))

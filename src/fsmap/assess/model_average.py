@@ -1,7 +1,7 @@
 r"""The Bayesian model average $E_{p(\theta|D)}[f_\theta]$ of a two-parameter model, by quadrature.
 
 The nodes are a tensor product of composite Gauss-Legendre rules. Densities enter as logarithms, up
-to a constant, so nothing underflows; the answer comes with the change that half the panels make.
+to a constant, so nothing underflows; the error is the change if half the panels are used.
 :func:`nuts_mean` takes the same expectation by Markov chains (pyro), as a reference.
 """
 
@@ -21,7 +21,7 @@ NODES = 16  # Gauss-Legendre nodes per panel
 
 
 class Interval(NamedTuple):
-    """Where one parameter is integrated, cut at points where the density may change quickly."""
+    """The range of one parameter, in panels that are narrow where the density changes quickly."""
 
     cuts: Sequence[float]  # ends of the panels, increasing
 
@@ -44,7 +44,7 @@ def interval(low: float, high: float, panels: int) -> Interval:
 
 
 class PosteriorMean(NamedTuple):
-    """A posterior expectation and what half the resolution would have given."""
+    """A posterior expectation and its change at half the resolution."""
 
     mean: Tensor  # [K]  E[statistic(θ)]
     error: float  # largest change if every second cut is left out

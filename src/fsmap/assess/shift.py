@@ -1,7 +1,7 @@
 """Metrics of an image classifier on clean, shifted and out-of-distribution images.
 
 Corruptions are computed here in five severities, bytes in, bytes out, deterministic. The
-families are those that CIFAR-10-C made usual (noise, blur, changes of light, digital artefacts);
+families are those of CIFAR-10-C (noise, blur, changes of light, digital artefacts);
 the implementations and the severities are our own, so numbers can be compared within fsmap and not
 with tables measured on CIFAR-10-C.
 """
@@ -129,7 +129,7 @@ def assess_images(
 
 
 Corruption = Callable[[Tensor, float, torch.Generator], Tensor]
-"""Images in [0, 1], a strength and a source of randomness → images, which are clipped after."""
+"""Images in [0, 1], a strength and a generator → images, which are then clipped to [0, 1]."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -145,7 +145,7 @@ def shot_noise(x: Tensor, strength: float, generator: torch.Generator) -> Tensor
 
 
 def impulse_noise(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """A share ``strength`` of the pixels becomes black or white."""
+    """Set a share ``strength`` of the pixels to black or white."""
     hit = torch.rand(x.shape, generator=generator, dtype=x.dtype)
     return torch.where(hit < strength / 2, 0.0, torch.where(hit < strength, 1.0, x))
 
@@ -178,7 +178,7 @@ def motion_blur(x: Tensor, strength: float, generator: torch.Generator) -> Tenso
 
 
 def _dab(kernel: Tensor, row: float, column: float) -> None:
-    """Add one to a place between four entries."""
+    """Add one at fractional coordinates, shared by the four nearest entries."""
     i, j = math.floor(row), math.floor(column)
     down, right = row - i, column - j
     kernel[i : i + 2, j : j + 2] += torch.outer(
@@ -187,18 +187,18 @@ def _dab(kernel: Tensor, row: float, column: float) -> None:
 
 
 def brightness(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Everything lighter by ``strength``."""
+    """Add ``strength`` to all pixels."""
     return x + strength
 
 
 def contrast(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Deviations from each image's mean shrink to a share ``strength``."""
+    """Multiply deviations from each image's mean by ``strength``."""
     centre = x.mean((1, 2, 3), keepdim=True)
     return centre + strength * (x - centre)
 
 
 def pixelate(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Each image is reduced to a share ``strength`` of its side and enlarged again."""
+    """Reduce each image to a share ``strength`` of its side, and enlarge it again."""
     side = max(1, round(x.shape[-1] * strength))
     small = F.interpolate(x, size=(side, side), mode="area")
     return F.interpolate(small, size=x.shape[-2:], mode="nearest")
@@ -238,7 +238,7 @@ CORRUPTIONS: dict[str, tuple[Corruption, tuple[float, ...]]] = {
 def corrupt(images: Tensor, name: str, severity: int) -> Tensor:
     """Corrupt images, bytes ``[N, C, H, W]``, with a severity of 1 (hardly visible) to 5.
 
-    Severities of one corruption share what is random, corruptions do not.
+    All severities of a corruption use the same random numbers.
     """
     if name not in CORRUPTIONS:
         raise InputError(f"unknown corruption {name!r}; known: {', '.join(CORRUPTIONS)}")

@@ -31,12 +31,12 @@ Examples:
   fsmap run fourier --quick       one figure of the paper, in seconds
   fsmap report runs               a page with our results beside the paper's
 
-`fsmap COMMAND --help` says more.
+`fsmap COMMAND --help` shows the options of a command.
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors look like all others: one line on stderr, exit code 2."""
+    """A parser that reports errors as commands do: one line on stderr, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         """Print the error and how to get help."""
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser with all commands; with that of the first word only, if it is one."""
+    """The parser of all commands, or only of the command that the first word names."""
     parser = Parser(
         prog="fsmap",
         description="Learn the most likely function of a model, not its most likely parameters.",
@@ -162,7 +162,7 @@ def check_places(arguments: argparse.Namespace) -> None:
 
 
 def check_installed(*modules: str, extra: str) -> None:
-    """Raise MissingExtraError if a module is missing: before the work, not after it."""
+    """Raise MissingExtraError if a module is missing, before the work starts."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             require(module, extra=extra)
@@ -205,12 +205,12 @@ def styled(text: str, style: str) -> str:
 
 
 def say(text: str = "") -> None:
-    """A line on standard output."""
+    """Print a line of the result to standard output."""
     print(text, flush=True)
 
 
 def note(text: str) -> None:
-    """A line on standard error: what is going on, not the result."""
+    """Print a note on progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
     page = out.with_suffix(".html")
     if page == out:
         raise InputError(
-            f"--out {page} is where the page goes. Name the model, such as {page.stem}.pt."
+            f"--out {page} is the name of the page. Name the model, such as {page.stem}.pt."
         )
     table = read_table(arguments.table, missing=arguments.missing)
     check_columns(table, [arguments.target])
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
     cli.say()
     cli.table(*table_page.results(fitted))
     cli.say(f"\n{table_page.verdict(fitted)}")
-    fitted.model.save(out)  # first: a page can be drawn again, a fit takes long
+    fitted.model.save(out)  # before the page: a fit takes long, a page can be drawn again
     source, command = arguments.table.name, arguments.command
     write_whole(page, table_page.render(fitted, source=source, command=command, model=str(out)))
     cli.say(f"{out} and {page} written after {duration(fitted.seconds)}. Use the model with:")
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check_writable(path: Path, *, force: bool, inputs: Sequence[Path]) -> None:
-    """Raise InputError before the work if its result could not be written to ``path``.
+    """Raise InputError if ``path`` cannot be written; called before the work starts.
 
     With ``force`` a file there may be replaced, but none of the ``inputs``.
     """

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def last_result(experiment: Experiment, folders: list[Path]) -> str:
-    """The result of the last run of an experiment; full size comes before quick."""
+    """The last result of an experiment; a full-size one is preferred to a quick one."""
     runs = [RunFolder(folder / experiment.id) for folder in folders]
     found = [(run, state) for run in runs if (state := run.state) != "empty"]
     complete = [run for run, state in found if state == "complete"]

@@ -46,5 +46,5 @@ def _redraw(folders: list[Path]) -> None:
         try:
             with run.lock():
                 publish(registry()[found.id], run)
-        except TROUBLE as error:  # or a run that goes on: it draws its own rows
+        except TROUBLE as error:  # or a run is in progress, which draws its own rows
             cli.note(f"{found.id}: not drawn again: {error}")

@@ -40,7 +40,7 @@ QUICK: dict[str, Any] = {
     "batch_size": 32,
     "num_points": 32,
 }
-"""A run of seconds on a CPU, through the same code; what is given on the command line wins."""
+"""Settings of ``--quick``, seconds on a CPU; options on the command line overrule them."""
 
 NATS: dict[str, Any] = {"reg_nats": 0.05, "num_points": 32, "every": 2}
 """The settings of L-MAP if no strength is given."""
@@ -51,27 +51,27 @@ SETTINGS = {
         "folder of your own images with one sub-folder per class (photos, photos?size=64)",
         "--model PATH": "resnet18 (default), or package.module:factory?key=value, torchvision's "
         "and timm's included; its code is imported and run",
-        "--width N": "channels of resnet18's first stage (64)",
-        "--valid N": "images held out (the protocol's)",
+        "--width N": "channels of the first stage of resnet18 (64)",
+        "--valid N": "number of held-out images (the protocol's)",
         "--split-seed N": "which images are held out (0)",
-        "--label-noise SHARE": "labels drawn anew (0)",
+        "--label-noise SHARE": "share of labels drawn anew (0)",
         "--label-noise-seed N": "seed of the label noise (0)",
-        "--augment": "crop and flip (as the protocol has it)",
+        "--augment": "crop and flip (default: the protocol's)",
         "--limit N": "use only N training and N test images",
-        "--generated": "generated images of the same shape: needs no data",
+        "--generated": "use generated images of the same shape; needs no data",
     },
     "optimizer: SGD; the defaults are the paper's": {
         "--epochs N": "passes over the data (50)",
-        "--batch-size B": "over all processes (128)",
+        "--batch-size B": "images a step, over all processes (128)",
         "--lr X": "learning rate (0.1)",
-        "--momentum X": "of SGD (0.9)",
-        "--nesterov": "Nesterov's form",
-        "--weight-decay X": "(5e-4)",
-        "--decay NAME": "of the learning rate: cosine (default) or none",
-        "--warmup-epochs X": "linear rise of it (0)",
+        "--momentum X": "momentum of SGD (0.9)",
+        "--nesterov": "use Nesterov momentum",
+        "--weight-decay X": "weight decay of SGD (5e-4)",
+        "--decay NAME": "decay of the learning rate: cosine (default) or none",
+        "--warmup-epochs X": "epochs of linear warm-up (0)",
         "--clip X": "largest global norm of the gradient (1); 0: no clipping",
-        "--label-smoothing X": "baseline (0)",
-        "--sam RHO": "SAM's radius, with either method (0)",
+        "--label-smoothing X": "label smoothing, a baseline (0)",
+        "--sam RHO": "radius of SAM, for either method (0)",
     },
     "the regularizer R": {
         "--method NAME": "ps-map or l-map (default)",
@@ -90,7 +90,7 @@ SETTINGS = {
         "--compile": "compile the step with inductor (default: on CUDA)",
         "--graph": "capture the step in a CUDA graph (default: on CUDA)",
         "--channels-last": "memory layout (default: yes)",
-        "--deterministic": "the same bits every time on CUDA too, slower",
+        "--deterministic": "the same bits on every run on CUDA; slower",
     },
 }
 """Help of the options that are fields of ``ImageSettings``; one not given keeps its default."""
@@ -253,10 +253,10 @@ def _how_to_resume(folder: Path) -> str:
 
 @contextmanager
 def _signals(run: ImageRun) -> Iterator[None]:
-    """Context manager: Ctrl-C and SIGTERM end a run after the current step, with a checkpoint.
+    """Context manager: end a run after the current step, with a checkpoint, on Ctrl-C or SIGTERM.
 
-    A second signal ends it at once. With several processes the first one does: torchrun sends it
-    when another process died, and the step would wait for that one.
+    A second signal ends it at once. With several processes the first one does, because torchrun
+    sends it when another process has died, for which the step would wait.
     """
     several, seen = run.group.size > 1, list[int]()
 

@@ -2,7 +2,7 @@
 
 Paths are relative to a data folder. A checksum is the SHA-256 of a file's bytes; for ``.gz`` files
 marked ``content`` it is that of the uncompressed bytes, because archives that hold the same data
-differ in how they were compressed. A file with another checksum counts as missing.
+may be compressed in different ways. A file with another checksum counts as missing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def catalogue() -> Mapping[str, DataSet]:
 def find(name: str, offered: Collection[str] | None = None) -> DataSet:
     """Look a data set up by its name or another spelling of it; an InputError if there is none.
 
-    ``offered`` is what the message suggests then; None: all.
+    The message suggests the names in ``offered``; None: all.
 
     Examples:
         >>> find("naval").files[0].path
@@ -186,7 +186,7 @@ def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
 
 
 def describe_missing(entry: DataSet, found: Iterable[Found], data_dir: Folder = None) -> str:
-    """A message: which files are missing, where they were searched, and what to do."""
+    """A message: which files are missing, where fsmap looked for them, and what to do."""
     lost = [item for item in found if item.path is None]
     names = ", ".join(item.file.path for item in lost)
     places = ", ".join(f"{path} ({why})" for why, path in roots(data_dir).items())

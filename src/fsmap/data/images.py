@@ -2,8 +2,8 @@
 
 A set is a name of the catalogue or a folder with one sub-folder per class: ``folder/class/*.png``
 (a sixth of the images becomes the test set, always the same ones), or ``folder/train/class/*.png``
-with ``folder/test/class/*.png``. Images of one common size keep it; others are scaled and cropped
-to a square of ``?size=N`` pixels: ``photos?size=64``.
+with ``folder/test/class/*.png``. Images that all have one size keep it; others are scaled and
+cropped to a square of ``?size=N`` pixels: ``photos?size=64``.
 
 p_X is ``train`` (the training images), the name of another set (``kmnist``, ``cifar100``, …),
 ``white-noise`` (10,000 fixed images N(0, I) in normalized space), or a mixture such as
@@ -353,7 +353,7 @@ class EvaluationSet(NamedTuple):
         """The images of a draw, normalized."""
         x: Tensor | None = None
         for number, source in enumerate(self.sources):
-            # Rows of other components may lie outside this table; what they give is not used.
+            # Rows of other components may lie outside this table; their images are not used.
             images = source.images[picks.row.clamp(max=len(source.images) - 1)]
             if source.augmented:
                 images = Augmentation().apply(images, picks.shifts)
@@ -365,7 +365,7 @@ class EvaluationSet(NamedTuple):
         return x
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw ``n`` images: what makes this an evaluation distribution for ``fsmap.LMAP``."""
+        """Draw ``n`` images: ``fsmap.LMAP`` takes the set as p_X."""
         device, picks = self.sources[0].images.device, self.draw((n,), generator)
         picks = tree_map_only(Tensor, lambda t: t.to(device), picks)
         return self.take(picks, torch.get_default_dtype())
@@ -412,7 +412,7 @@ KNOWN = ("train", WHITE_NOISE, *READERS)  # names of p_X
 
 
 class ImageSet(NamedTuple):
-    """The protocol of a training set (section D of the experiments)."""
+    """The protocol of a training set."""
 
     shape: tuple[int, int, int]
     normalize: Normalization
@@ -531,7 +531,7 @@ def load_task(
 
 
 def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
-    """Replace round(fraction·N) labels by uniformly random ones, some of them right by chance.
+    """Replace round(fraction·N) labels by uniformly random ones, some of which are right by chance.
 
     For one seed a larger fraction keeps the noise of a smaller one.
     """

@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Which rows of a table are used for what."""
+    """Rows of a table for training, validation and test."""
 
     train: NDArray[np.int64]
     valid: NDArray[np.int64]
@@ -59,7 +59,7 @@ def read_table(name: str, data_dir: Folder = None) -> Table:
     name = find(name).name
     path = next(iter(locate(name, data_dir).values()))
     if path.suffix != ".csv":
-        raise InputError(f"{name!r} is not a table; tables are {', '.join(NAMES)} and a few more")
+        raise InputError(f"{name!r} is not a table; tables are {', '.join(NAMES)}")
     return parse_table(name, path)
 
 
@@ -105,7 +105,7 @@ def split(
     ``scaling`` is ``"train"``: inputs and targets by mean and standard deviation of the training
     rows. Or ``"authors"``, as the authors' code does: all rows by the statistics of all rows, then
     training and validation rows, but not test rows, once more by their own. The test rows then
-    stand on a slightly other scale. With ``max_rows`` only so many rows are used.
+    are on a slightly different scale. With ``max_rows`` only so many rows are used.
     """
     if scaling not in SCALINGS:
         raise InputError(f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}")

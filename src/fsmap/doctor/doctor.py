@@ -1,4 +1,4 @@
-r"""``fsmap.doctor``: is $\mathcal J(\theta; p_X)$ singular, why, and which ε?
+r"""``fsmap.doctor``: whether and why $\mathcal J(\theta; p_X)$ is singular, and which ε to use.
 
 ε for exact FS-MAP is a tenth of the eigenvalue below which a tenth of the non-zero ones lie, so
 that log(λ + ε) is within 0.1 nats of log λ for nine in ten, and at least ten times rounding. ε for
@@ -133,8 +133,8 @@ def doctor(
 
     Theorem 1: rank and null vectors, by name of the parameters. Theorem 2: equal and dead units, at
     which the unjittered objective is infinite; and the symmetries that make 𝒥 singular for every θ
-    (scale, BatchNorm). Every finding is checked against the Jacobian in float64. Then the
-    eigenvalues, and a recommended ε.
+    (scale, BatchNorm). Every finding is checked against the Jacobian in float64. It also
+    gives the eigenvalues and a recommended ε.
 
     The module is copied; it, its buffers and torch's random state do not change. It is examined in
     the mode it is in, with dropout switched off.

@@ -1,4 +1,4 @@
-"""The settings of an image run, the data and the model they name, and the model of a checkpoint.
+"""Settings of an image run, the data and model that they name, and the model of a checkpoint.
 
 Settings are checked once; two runs with equal settings take equal steps.
 """
@@ -50,7 +50,7 @@ SYNONYMS = {"classes": ("classes", "num_classes"), "channels": ("channels", "in_
 class ImageSettings:
     """One run of PS-MAP or L-MAP on images; the defaults are the paper's."""
 
-    data: str = "fmnist"  #: fmnist, mnist, cifar10, or a folder with one sub-folder per class
+    data: str = "fmnist"  #: fmnist, mnist, cifar10, cifar100, or a folder (``fsmap.data.images``)
     method: str = "l-map"  #: ps-map, or l-map: cross-entropy + λR
     px: str = "train"  #: train, kmnist, cifar100, white-noise, or a mixture (fsmap.data.images)
     model: str = "resnet18"  #: resnet18 or an import path (:func:`make_model`)
@@ -76,16 +76,16 @@ class ImageSettings:
     label_noise: float = 0.0  #: fraction of training labels drawn anew
     label_noise_seed: int = 0
     valid: int | None = None  #: held-out images; None: the protocol's number
-    split_seed: int = 0  #: which images are held out
-    augment: bool | None = None  #: crop and flip; None: as the protocol has it
+    split_seed: int = 0  #: seed of the choice of held-out images
+    augment: bool | None = None  #: crop and flip; None: the protocol's
     limit: int | None = None  #: use at most this many training images
     generated: bool = False  #: generated images, which need no data
-    seed: int = 0  #: of weights, order, augmentation, evaluation points and ψ
+    seed: int = 0  #: seed of weights, order, augmentation, evaluation points and ψ
     precision: str = "fp32"  #: fp32, tf32 or bf16 (autocast, which fd and fd_central leave)
     channels_last: bool = True  #: memory layout, where it is safe
     compile: bool = False  #: ``torch.compile`` the passes
     graph: bool = False  #: capture the whole step in a CUDA graph
-    deterministic: bool = False  #: a resumed run has the same bits on CUDA too, as on the CPU
+    deterministic: bool = False  #: on CUDA too, a resumed run has the same bits
 
     def __post_init__(self) -> None:
         by_name(self.estimator)

@@ -288,7 +288,7 @@ class ImageRun:
 
 
 def _in_short(row: Row) -> str:
-    """A row in a few words, for the progress bar."""
+    """A short text about a row, for the progress bar."""
     parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.3f}"]
     if "valid_accuracy" in row:
         parts.append(f"held-out {100 * row['valid_accuracy']:.1f} %")

@@ -78,7 +78,7 @@ class LMAPCallback(pl.Callback):
                 part.detach()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """As at the end."""
+        """Detach, as at the end of training."""
         self.on_train_end(trainer, pl_module)
 
     def on_train_batch_end(

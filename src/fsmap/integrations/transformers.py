@@ -1,4 +1,4 @@
-"""L-MAP in the Hugging Face Trainer: another class, and a strength.
+"""L-MAP in the Hugging Face Trainer: ``LMAPTrainer`` in place of ``Trainer``.
 
     trainer = LMAPTrainer(model, args, train_dataset=..., reg_strength=1e-4, num_points=16)
     trainer.train()
@@ -49,7 +49,7 @@ class Collated:
     """Items ``dict[str, ...]`` of a data set, drawn and then padded to one batch by a collator.
 
     The collator (``DataCollatorWithPadding(tokenizer)``) has a random stream of its own, so that
-    one which masks or augments draws the same in every run and leaves torch's stream alone. It gets
+    masks and augmentation are the same in every run and torch's generator is left alone. It gets
     ``columns`` of an item (None: all), and ``labels`` of the batch are left out.
     """
 
@@ -88,7 +88,7 @@ class Collated:
         return kept
 
     def to(self, *_: Any, **__: Any) -> Collated:
-        """Itself: what is drawn is moved afterwards."""
+        """Return itself: points are moved after they are drawn."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Collated:

@@ -1,7 +1,6 @@
 """A progress bar: rich's on a terminal, with the time left; else plain lines.
 
-Only one bar is shown at a time: a bar that is opened inside another one (``fit`` inside an
-experiment) is silent.
+Only one bar is shown at a time: a bar inside another one (``fit`` in an experiment) is silent.
 """
 
 from __future__ import annotations

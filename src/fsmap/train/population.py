@@ -47,8 +47,7 @@ RESERVED = (SEED, SPLIT)  # axes of random numbers and data, not of the objectiv
 Init = Callable[[int], Params | nn.Module] | Params
 
 CPU_WORK = 3e7
-"""P·(B + S·K) above which vectorizing more members on a CPU saves no time.
-Measured by ``python -m benchmarks.population``."""
+"""P·(B + S·K) above which more members at once save no time on a CPU (benchmarks.population)."""
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 

@@ -1,7 +1,6 @@
 """A progress bar: rich's on a terminal, with the time left; else plain lines.
 
-Only one bar is shown at a time. A bar that is opened inside another one (``fit`` inside an
-experiment) is silent, so nothing fights for the last line of the terminal.
+Only one bar is shown at a time: a bar inside another one (``fit`` in an experiment) is silent.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-PLAIN_SECONDS = 10.0  # at least, between two plain lines: a log should not fill up
+PLAIN_SECONDS = 10.0  # least time between two plain lines
 Show = Callable[["Bar"], None]
 
 _active = False  # whether a bar is on the screen
 
 
 class Bar:
-    """Counts how much of some work is done, and calls ``show`` with itself after each change."""
+    """Counts the part of the work that is done, and calls ``show`` with itself after a change."""
 
     def __init__(self, total: float, label: str, show: Show = lambda _: None) -> None:
         self.total, self.label, self.show = total, label, show
         self.done, self.text = 0.0, ""
 
     def advance(self, steps: float = 1.0) -> None:
-        """Count some more of the total."""
+        """Add to the part that is done."""
         self.update(self.done + steps)
 
     def update(self, done: float | None = None, text: str | None = None) -> None:
-        """Set how much of the total is done, or what is said beside the bar."""
+        """Set the part that is done, or the text beside the bar."""
         self.done = self.done if done is None else done
         self.text = self.text if text is None else text
         self.show(self)
@@ -74,7 +73,7 @@ def _plain(stream: TextIO) -> Show:
 def progress(
     total: float, label: str, *, silent: bool = False, stream: TextIO | None = None
 ) -> Iterator[Bar]:
-    """Show on ``stream``, by default standard error, how far some work of ``total`` is."""
+    """Context manager: a bar for work of ``total`` on ``stream``, by default standard error."""
     global _active
     if silent or _active:
         yield Bar(total, label)

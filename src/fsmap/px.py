@@ -49,7 +49,7 @@ MAX_BYTES = 4 * 2**30
 
 @runtime_checkable
 class EvalDistribution(Protocol):
-    """p_X, the evaluation distribution: where do we care what the function does?"""
+    """p_X, the evaluation distribution: the inputs at which the function matters."""
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
         """Draw ``n`` points, ``[n, ...]``."""

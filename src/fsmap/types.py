@@ -1,4 +1,4 @@
-"""The values that travel between modules, and the letters that name their dimensions.
+"""Types that several modules use, and the letters of their dimensions.
 
 N training points, B batch, S evaluation points, K outputs per point (trailing output dimensions
 flattened), P trainable parameters, R probes, M members.
@@ -18,7 +18,7 @@ Inputs = Any
 """A tensor ``[S, ...]``, or a dict or tuple of tensors that share their first dimension."""
 
 ModelFn = Callable[[Params, Inputs], Tensor]
-"""``f(params, x)``: a pure function; the first dimension of what it returns is the point."""
+"""``f(params, x)``: a pure function; the first dimension of its output is the point."""
 
 
 class Batch(NamedTuple):
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Everything random in one evaluation of a geometry term."""
+    """The random numbers of one evaluation of a geometry term."""
 
     x: Inputs = None  # [S, ...]  evaluation points
     psi: Params | Tensor | None = None  # probes: {name: [R, ...]}, or signs [R, ...]

@@ -129,11 +129,10 @@ def laplacian(
 ) -> tuple[float, float]:
     """R(θ) = E‖J(x)ψ‖² by forward mode, and its standard error over probes (nan for one probe).
 
-    ``probes`` is a number of draws of ψ, each used at all points, or the result of
-    :func:`draw_psi`. The network is in evaluation mode. With ``batch_statistics`` BatchNorm
-    normalizes every batch by itself, and ψ changes its statistics too, as in training; running
-    statistics do not change. Layers in ``eval()`` mode within a module in ``train()`` mode keep
-    theirs.
+    ``probes`` is a number of draws of ψ, each used at all points, or a result of :func:`draw_psi`.
+    The network is in evaluation mode. With ``batch_statistics`` BatchNorm normalizes every batch by
+    itself, as in training, and ψ changes these statistics too; layers in ``eval()`` mode within a
+    module in ``train()`` mode keep theirs. Running statistics do not change.
     """
     if isinstance(probes, int):
         probes = draw_psi(module, probes, torch.Generator().manual_seed(0))

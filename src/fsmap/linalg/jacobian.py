@@ -231,7 +231,7 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
             return with_state(f, p, x)
 
     try:
-        with torch.enable_grad():  # else some kernels keep nothing for a derivative, such as LSTM
+        with torch.enable_grad():  # otherwise LSTM kernels save nothing for a derivative
             out, pull, state = torch.func.vjp(call, params, has_aux=True)  # type: ignore[misc]
     except FAILURES as error:
         explain(error, f, x, params, "reverse-mode differentiation failed{where}")

@@ -1,4 +1,4 @@
-r"""log det(𝒥 + εI) (``eq:jitter-fs-map``, ``eq:mc_fsmap``): three ways that agree, three variants.
+r"""log det(𝒥 + εI) (``eq:jitter-fs-map``, ``eq:mc_fsmap``): methods and variants.
 
 With whitened rows A = LᵀJ/√S ``[Q, P]``, 𝒥 = AᵀA:
 
@@ -68,16 +68,16 @@ def log_det(
         params: Parameters.
         x: Evaluation points, a sample of p_X, [S, ...].
         jitter: ε. Part of the objective, not a numerical guard; 0 is allowed where S·K ≥ P.
-        method: ``auto`` picks dense, dual or slq by shape; the top of this module has the rest.
+        method: ``auto`` is dense, dual or slq by shape; the top of this module describes all.
         metric: g; see :mod:`fsmap.metric`.
         probes: For ``slq``: how many, or the probes themselves.
         generator: For ``slq``; None is torch's own.
         return_estimate: Return value and standard error instead of the value.
 
     Returns:
-        The value, or an ``Estimate``. Its ``stderr`` bounds what the rounding of the Jacobian to
-        the model's dtype does (0 where that is far below the value; kinks of ReLU are not part of
-        it); for ``slq`` it holds the error of probes and Lanczos as well.
+        The value, or an ``Estimate``. Its ``stderr`` bounds the effect of rounding the Jacobian to
+        the model's dtype (0 if that is far below the value; kinks of ReLU are not included); for
+        ``slq`` it includes the error of probes and Lanczos.
 
     Raises:
         SingularGeometryError: If 𝒥 + εI is not positive definite; if ε = 0 and eigenvalues cannot
@@ -110,8 +110,8 @@ def log_det(
         raise SingularGeometryError(
             f"J(theta; p_X) + {float(eps):.3g} I is not positive definite ({method=}): the "
             "geometry is singular here (Theorems 1, 2), or small eigenvalues are lost in rounding. "
-            "Raise jitter, leave the zero eigenvalues out with method='pseudo', or ask "
-            "fsmap.doctor where they come from."
+            "Raise jitter, leave the zero eigenvalues out with method='pseudo', or run "
+            "fsmap.doctor to see which parameters cause them."
         )
     return found if return_estimate else found.value
 

@@ -4,7 +4,7 @@ A metric is resolved at the evaluation points into linear maps (``Whitening``). 
 rows A = LᵀJ/√S, $\mathcal J = A^\top A$. No metric means g = I: the squared distance of two
 functions is the sum over outputs of the mean over points.
 
-A metric that depends on θ (softmax-Fisher) carries a caveat: the normalizer Z of appendix B.2 then
+Caveat for a metric that depends on θ (softmax-Fisher): the normalizer Z of appendix B.2 then
 depends on θ as well and is *not* part of the objective; what is maximized is no longer a density up
 to a constant. ``detach=True`` holds g fixed within a step.
 """

@@ -1,6 +1,6 @@
 """Second derivatives: every gradient of a Jacobian is one, and torch's fused layers get some wrong.
 
-The fused normalizations hand their mean and deviation to the derivative as constants. A first
+The fused normalizations treat their mean and deviation as constants in the derivative. A first
 derivative is right, but a gradient taken through ``torch.func.jvp``, or through a ``vjp`` inside
 ``vmap``, misses the terms in which they depend on the input: no error, and wrong by tens of percent
 (pytorch issues 196699 and 196700 for the forward mode, functorch 534 for ``vmap``).
@@ -100,7 +100,7 @@ def scaled_dot_product_attention(
 
 
 def _padding(key: Tensor) -> int:
-    """Keys to add: GPUs have slow matrix products for lengths that are no multiple of eight."""
+    """Keys to add: matrix products on GPUs are slow for lengths that are no multiple of eight."""
     return -key.shape[-2] % 8 if key.is_cuda else 0
 
 
@@ -286,7 +286,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 
 def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
-    """``torch.linalg.slogdet`` by LU factors, whose derivative of forward mode is right."""
+    """``torch.linalg.slogdet`` by LU factors, whose forward-mode derivative is right."""
     LU, pivots = torch.linalg.lu_factor(A)
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
     swaps = pivots != torch.arange(1, A.shape[-1] + 1, device=A.device)
@@ -329,7 +329,7 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def _refuse(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Raise where a gradient of forward mode would be wrong without an error."""
+    """Raise if a gradient through forward mode would be wrong without an error."""
 
     def call(*args: Any, **options: Any) -> Tensor:
         raise ForwardModeError(

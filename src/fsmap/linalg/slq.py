@@ -248,7 +248,7 @@ def by_passes(site: Site) -> Operator:
         return over_probes(f, one, U)
 
     def form(U: Tensor) -> Tensor:
-        """The graph is replaced by one gradient vector."""
+        """Keep one gradient vector in place of the graph."""
         total = {name: torch.zeros_like(p) for name, p in fixed.items()}
         value = torch.zeros_like(U[0, 0])
         for some in U.split(size):

@@ -1,1 +1,1 @@
-"""R(θ) of L-MAP on a live module, for any training loop."""
+"""R(θ) of L-MAP for a module in any training loop."""

@@ -162,7 +162,7 @@ def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
     """Context manager: a module in ``eval()`` mode with the BatchNorm statistics of some batches.
 
     Running statistics are averages over the last dozen steps. At a high learning rate the weights
-    have moved on by then: held-out accuracy in ``eval()`` mode jumps by tens of percent from one
+    have changed by then: held-out accuracy in ``eval()`` mode jumps by tens of percent from one
     epoch to the next. A few batches give the statistics that belong to the weights. At the
     end modes and running statistics are restored.
 

@@ -1,4 +1,4 @@
-"""R(θ) of ``eq:lmap-loss`` as one pure function, and the live module that it is measured on.
+"""R(θ) of ``eq:lmap-loss`` as one pure function, and for a module that is being trained.
 
 :func:`evaluate` is the pure function: (params, buffers, x, drawn) → (output, R, buffers). It holds
 no random draw, no counter and no check that looks at values, so that it can be differentiated,
@@ -82,7 +82,7 @@ def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class Drawn(NamedTuple):
-    """Everything random that one evaluation of R consumes: tensors only."""
+    """All random numbers of one evaluation of R, as tensors."""
 
     points: Inputs  # [S, ...]
     probes: Probes  # ψ [R, P] over all trainable parameters, else as the estimator draws them
@@ -212,7 +212,7 @@ def call_after_steps(
 
 
 class Regularizer:
-    """R(θ) of a live module: draws, steps, fallback and compilation around :func:`evaluate`.
+    """R(θ) of a module in training: draws, steps, fallback, compilation around :func:`evaluate`.
 
     Steps are counted by passes or by an optimizer's hook, or set by the training loop. ψ is a
     function of (seed, step), evaluation points of (seed, step, rank, micro-batch).
@@ -284,7 +284,7 @@ class Regularizer:
         return Stream(self.options.seed, self.step, rank, self._micro)
 
     def params(self) -> Params:
-        """The trainable parameters, live."""
+        """The trainable parameters themselves, not copies."""
         _check_not_sharded(self.module)
         return trainable(self.module)
 
@@ -473,7 +473,7 @@ def _compiled_parts_eager(module: nn.Module) -> AbstractContextManager[Any]:
 def _check_not_sharded(module: nn.Module) -> None:
     """Raise if FSDP manages a part: a functional pass would ignore the parameters it is given."""
     sharded = any(hasattr(p, "placements") for p in module.parameters() if p.requires_grad)
-    # FSDP marks what it manages for the compiler: the only trace that a wrapper outside leaves
+    # FSDP marks its modules for the compiler; a wrapper around the model leaves no other mark
     if sharded or any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules()):
         raise UnsupportedModuleError(
             "the parameters are sharded (FSDP): a functional pass would ignore ψ and return R = 0 "

@@ -1,6 +1,6 @@
 r"""R(θ) and its gradient from ordinary passes at parameters that are moved in place.
 
-For models that a functional pass cannot serve: parameters sharded by FSDP2, activation
+For models without functional passes: parameters sharded by FSDP2, activation
 checkpointing, kernels without forward mode. With f₀ = f(θ) and f₁ = f(θ+βψ) the estimate ``fd`` is
 R = ‖f₁ − f₀‖²/β² (``eq:mc-laplace``, in the metric g), and its gradient has one term in each pass:
 
@@ -8,7 +8,7 @@ R = ‖f₁ − f₀‖²/β² (``eq:mc-laplace``, in the metric g), and its gra
 
 The cotangents ∂R/∂f₁ and ∂R/∂f₀ are constants once both outputs are known. So: f₀ without a graph;
 move the parameters; f₁ and its backward pass; put them back, bit for bit; f₀ once more, and its
-backward pass. No graph ever sees a parameter change: three forward and two backward passes.
+backward pass: three forward and two backward passes, at parameters that do not change in between.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fsmap.types import Inputs, Params
 
 # In bf16 the two terms of ∇R cancel to within rounding. Measured on an MLP with GELU and LayerNorm:
 # the gradient is off by 25 % at β = 1e-3, 9 % at 3e-3, 3 % at 1e-2 (where R itself is 3 % low). It
-# goes with |θ|/β: 16 % at 1e-2 on a small network with weights of order 0.5.
+# grows with |θ|/β: 16 % at 1e-2 on a small network with weights of order 0.5.
 SMALLEST_IN_HALF = 3e-3
 
 
@@ -39,7 +39,7 @@ class InPlacePenalty(Penalty):
     """λ∇R(θ) added to the gradients: ``loss.backward(); penalty.backward(lam)``.
 
     As ``LaplacianPenalty(estimator="fd")``; with ``frozen`` statistics are constants in the
-    gradient. It needs nothing but forward and backward passes, so it serves FSDP2
+    gradient. It needs only forward and backward passes, so it works with FSDP2
     (``fully_shard``), activation checkpointing, DDP, and any other model, given as the loop calls
     it: wrapped, sharded, compiled. ψ is the same on every rank, each rank draws evaluation points
     of its own, and gradients are averaged as those of the loss are. Options are those of

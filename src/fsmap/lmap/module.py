@@ -1,4 +1,4 @@
-"""R(θ) of ``eq:lmap-loss`` in any training loop: a module around the model, or a penalty.
+"""R(θ) of ``eq:lmap-loss`` in any training loop: a wrapper of the model, or a penalty.
 
 :class:`LogTrace` gives R a strength that means the same for every model: nats per training point.
 """
@@ -26,7 +26,7 @@ from fsmap.objective.geometry import SHARE
 from fsmap.px import EvalDistribution
 from fsmap.types import Inputs
 
-NATS = 0.05  # default c, in nats per training point, by held-out log loss: docs/guide/strength.md
+NATS = 0.05  # default c, in nats per training point; how it was chosen: docs/guide/strength.md
 MEMORY = 20  # steps of the running mean of R: one draw varies by tens of percent
 
 C = TypeVar("C", bound=type)
@@ -67,7 +67,7 @@ class Term:
 
     @property
     def step(self) -> int:
-        """Number of the current step. Set it before a pass to count steps yourself."""
+        """The current step. To count steps yourself, set it before each pass."""
         return self.regularizer.step
 
     @step.setter
@@ -251,9 +251,9 @@ class LaplacianPenalty(Penalty):
     """R(θ) as a term: ``loss = criterion(model(x), y) + lam * penalty()``.
 
     Takes the options of :class:`LMAP`, except that ``batchnorm`` is ``frozen`` (what ``auto`` means
-    if there are running statistics) or ``batch``. Under DDP use :class:`LMAP`: a pass that bypasses
-    the wrapper is not synchronized unless it is in the same ``backward`` as one through it. Under
-    ``no_grad`` it returns R as a number for logging.
+    if there are running statistics) or ``batch``. Under DDP use :class:`LMAP`: the gradients of a
+    pass that bypasses the wrapper may not be synchronized. Under ``no_grad`` it returns R as a
+    number for logging.
     """
 
     def compile(self, **options: Any) -> None:
@@ -283,13 +283,13 @@ class LogTrace(nn.Module):
     c is given in nats per training point. If R is multiplied by a constant (other units of the
     output, another metric), training stays the same.
 
-    **Why a logarithm.** The exact objective holds ½ log det(I + 𝒥/ε)/N. For any 𝒥 of rank d it is
-    at most c·log(1 + R/R₀) with c = d/(2N) and R₀ = dε (proof:
+    **Why a logarithm.** The exact objective contains ½ log det(I + 𝒥/ε)/N. For any 𝒥 of rank d it
+    is at most c·log(1 + R/R₀) with c = d/(2N) and R₀ = dε (proof:
     :class:`fsmap.objective.geometry.TraceBound`, the same term for ``fit``). The first order of
     both in 1/ε is L-MAP, Tr 𝒥/(2εN) = λR with λ = c/R₀.
 
-    **What is computed.** The value is c·log(1 + R/R₀), the gradient c·∇R/(R̄ + R₀). R̄ is the mean of
-    R over all optimizer steps up to ``MEMORY`` of them, this one included, then an exponential
+    **What is computed.** The value is c·log(1 + R/R₀), the gradient c·∇R/(R̄ + R₀). R̄ is the mean
+    of R over all optimizer steps up to ``MEMORY`` of them, this one included, then an exponential
     mean. (∇R/R of one draw would be biased: both have the same noise.) R₀ is ``SHARE`` times the
     mean of R over the first ``MEMORY`` steps and constant afterwards.
 
@@ -360,7 +360,7 @@ class LogTrace(nn.Module):
 
     @property
     def reg_strength(self) -> float:
-        """The λ = c/(R̄ + R₀) that the gradient amounts to now; waits for the device."""
+        """The present λ = c/(R̄ + R₀), the factor of ∇R in the gradient; waits for the device."""
         denominator = float(self.mean + SHARE * self.first)
         return self.nats / denominator if denominator > 0 else math.nan
 
@@ -368,7 +368,7 @@ class LogTrace(nn.Module):
         """The penalty in nats per training point, of what ``LMAP(every=every)`` returned."""
         if R is None and self.training and torch.is_grad_enabled():
             raise InputError(
-                "R is None: LMAP returns it in eval() and under no_grad, so this step would be "
+                "R is None: LMAP returns None in eval() and under no_grad, so this step would be "
                 "trained without R. Call lm.train() before, or penalty.eval() to leave R out."
             )
         if R is None:
@@ -476,8 +476,8 @@ class LogTrace(nn.Module):
             )
         if low:
             found[CollapseWarning] = (
-                f"R is below {SHARE:.0%} of what it was at first: the network may have become a "
-                "constant. If held-out data say so too, lower nats."
+                f"R is below {SHARE:.0%} of its first values: the network may have become a "
+                "constant. If held-out metrics confirm it, lower nats."
             )
         self._warned = bool(found)
         for kind, message in found.items():

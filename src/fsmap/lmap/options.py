@@ -161,7 +161,7 @@ def check_strength(value: Any) -> None:
 
 
 def trainable(module: nn.Module) -> Params:
-    """The trainable parameters, live; raises UnsupportedModuleError if there is none (any more)."""
+    """The trainable parameters, not copied; raises UnsupportedModuleError if there is none."""
     found: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
     if not found:
         raise UnsupportedModuleError(

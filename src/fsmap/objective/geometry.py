@@ -1,4 +1,4 @@
-"""The −½ log det term, which tells the most likely *function* from the most likely parameters.
+"""The −½ log det term, by which the most likely *function* and parameters differ.
 
 Every term has two methods: ``draw`` makes all random numbers, and ``value`` is a pure function of
 them, in nats for the whole data set.
@@ -27,7 +27,7 @@ class Geometry(Protocol):
     """A term of the objective that depends on the function's Jacobian."""
 
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
-        """Everything random that :meth:`value` takes, for one optimiser step."""
+        """The random numbers that :meth:`value` takes, for one optimizer step."""
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats."""

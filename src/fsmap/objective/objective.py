@@ -112,7 +112,7 @@ class Categorical(NamedTuple):
             raise InputError(
                 f"labels must lie in 0..{classes - 1} for {classes} logits, got labels from "
                 f"{y.min().item()} to {y.max().item()}. Renumber them, widen the last layer, or "
-                "drop points whose label only means 'ignore'."
+                "drop points with a label that means 'ignore'."
             )
 
 
@@ -214,7 +214,7 @@ class Normal(NamedTuple):
         std: $\alpha$: one number, or a dict with a number or a tensor for each parameter.
         mean: $\mu$: None for zero, a number, or a dict of tensors: copies of pretrained weights,
             for transfer. Names that are no parameters are ignored, so a ``state_dict`` will do;
-            copy it, for training in place would move the mean along.
+            copy it, because training in place would change the mean.
     """
 
     std: Scale
@@ -420,7 +420,7 @@ class NoGeometry(NamedTuple):
 
 
 def ps_map(likelihood: Likelihood, prior: Prior, /, *, num_data: int) -> Objective:
-    """The most likely parameters (``eq:psmap``): what ordinary regularised training does.
+    """The most likely parameters (``eq:psmap``): ordinary regularized training.
 
     An objective for :func:`fsmap.fit` of log p(y | f), log p(θ) and N.
     """
@@ -445,7 +445,7 @@ def fs_map(
     Args:
         likelihood: log p(y | f).
         prior: log p(θ).
-        px: Evaluation distribution: where do we care what the function does?
+        px: Evaluation distribution: the inputs at which the function matters.
         num_points: S, fresh points a step.
         jitter: ε > 0; part of the objective. 0 gives the unjittered one where S·K ≥ P.
         num_data: N.
@@ -479,7 +479,7 @@ def l_map(
     metric: Metric | Tensor | None = None,
     every: int = 1,
 ) -> Objective:
-    r"""Laplacian-regularised MAP (``eq:l-map``), the first-order form for large networks.
+    r"""Laplacian-regularized MAP (``eq:l-map``), the first-order form for large networks.
 
     Give exactly one of ``jitter``, ``reg_strength`` and ``reg_nats``.
 

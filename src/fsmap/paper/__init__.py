@@ -1,1 +1,1 @@
-"""Every figure and table of the paper as something that runs with one command."""
+"""Experiments: every figure and table of the paper, and ours."""

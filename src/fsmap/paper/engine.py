@@ -1,4 +1,4 @@
-"""Experiments: config → rows → picture, where each arrow is a function; and how they are run.
+"""Experiments (config → rows → picture, each arrow a function) and their runner.
 
 ``Experiment.run`` measures; ``table``, ``claims``, ``draw`` and ``interactive`` read rows and train
 nothing. A module below ``fsmap.paper`` that defines a subclass with an ``id`` is registered.
@@ -101,7 +101,7 @@ class Experiment:
     id: ClassVar[str] = ""  # name on the command line
     label: ClassVar[str] = ""  # the paper's label, such as "Fig. 2 a-d"
     title: ClassVar[str] = ""  # a few words
-    see: ClassVar[str] = ""  # one sentence on what to see
+    see: ClassVar[str] = ""  # one sentence on what the figure shows
     device: ClassVar[str] = "cpu"  # or "gpu" for what needs one at full size
     cost: ClassVar[str] = ""  # time at full size, such as "20 s"
     protocol: ClassVar[str] = ""  # true objective, or the paper's numerical protocol, in words
@@ -239,7 +239,7 @@ def coverage(experiment: Experiment, header: Mapping[str, Any], done: Container[
     protocol = experiment.quick if quick else experiment.config
     try:
         units = experiment.units(protocol)
-    except FsmapError:  # its data are not here
+    except FsmapError:  # its data are missing
         return str(header["size"])
     here = sum(key_of(unit) in done for unit in units)
     parts = ["quick"] if quick else []
@@ -371,7 +371,7 @@ def parse(text: str, kind: Any) -> Any:
             raise ValueError("Write true or false.")
         return text.lower() == "true"
     try:
-        number = float(text)  # 1e4 is a fine way to write ten thousand
+        number = float(text)  # 1e4 is an integer, too
     except ValueError:
         number = None
     if number is None or (kind is int and not number.is_integer()):

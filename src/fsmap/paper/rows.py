@@ -1,4 +1,4 @@
-"""Rows: one measured number a line, with its circumstances, in a folder that survives a kill.
+"""Rows: one measured number a line, with its configuration, in a folder that is valid after a kill.
 
 A run folder holds
 
@@ -62,7 +62,7 @@ Unit = dict[str, Any]  # key of a part that a killed run does not repeat: JSON v
 
 
 class Claim(NamedTuple):
-    """A statement and what the rows of this run say about it."""
+    """A statement, and its verdict by the rows of this run."""
 
     claim: str  # the statement, in words
     holds: bool | None  # what the rows say; None: undecided, or not tested

@@ -1,4 +1,4 @@
-"""From the cells of a table to the numbers a network sees, learned once and kept with the model.
+"""Encode the cells of a table as numbers; the encoding is learned once and kept with the model.
 
 The kind of a column is decided in this order; ``--drop`` and ``--category`` overrule it.
 
@@ -6,7 +6,7 @@ The kind of a column is decided in this order; ``--drop`` and ``--category`` ove
 2. Numbers, also ``12 %``, ``$1,200.50``, ``1'200`` and ``3,14``: standardized; a missing one
    becomes the median, and a 0/1 column marks it. Codes such as ``00417`` are categories.
 3. Dates: days since the first one, and the season, the weekday and the hour as angles.
-4. At least four of five are numbers: an error. A text among numbers is usually a mistake.
+4. At least four of five cells are numbers: an error, because text among numbers is usually a typo.
 5. Text: one 0/1 column per category; a rare or unknown one has none of them.
 """
 
@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 NUMBER, CATEGORY, DATE, LEFT_OUT = "number", "category", "date", "left out"
 REGRESSION, CLASSIFICATION = "regression", "classification"
 TASKS = (REGRESSION, CLASSIFICATION)
-MOSTLY = 0.8  # a column with this share of numbers was meant to be numbers
+MOSTLY = 0.8  # share of numbers from which text in a column is an error
 MAX_LEVELS = 50  # the most frequent categories of a column; the others are one, "other"
 MIN_COUNT = 2  # rarer categories are "other", too
 MANY = 20  # up to so many distinct texts are categories, whatever the number of rows
@@ -54,7 +54,7 @@ _FORMATS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%
 
 
 class UnseenWarning(UserWarning):
-    """A table has values of a kind, or of a size, that the encoder has never seen."""
+    """A table has categories, or numbers of a size, that were not in the training rows."""
 
 
 class Column(NamedTuple):
@@ -65,7 +65,7 @@ class Column(NamedTuple):
     levels: tuple[str, ...] = ()  # categories with a 0/1 column, the most frequent first
     fill: float = 0.0  # value for a missing number: the median
     missing: bool = False  # whether values were missing when this was learned
-    reason: str = ""  # why it is left out
+    reason: str = ""  # the reason if it is left out
     form: str = "."  # how it is written: the decimal mark of numbers, the format of dates
     low: float = 0.0  # the smallest number in training
     high: float = 0.0  # the largest
@@ -189,7 +189,7 @@ def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[
 
 
 def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
-    """The message for text in a column of numbers: what it is, where, and what can be done."""
+    """The message about text in a column of numbers: the cells, their rows, and what to do."""
     return (
         f"column {name!r} holds numbers, but {examples(cells, wrong)}. Correct it; if it means 'no "
         f"value', say so with --missing {cells[wrong][0]!r}; if the column holds categories, with "

@@ -101,7 +101,7 @@ class Spread(NamedTuple):
 
 
 class TableModel(NamedTuple):
-    """All that a prediction needs."""
+    """Encoder, target and networks of a table."""
 
     encoder: Encoder  # from cells to numbers
     target: Target  # from numbers to cells
@@ -224,7 +224,7 @@ class TableOptions(Options):
 
 
 class Fitted(NamedTuple):
-    """A tested model, and everything that a page about it shows."""
+    """A tested model, and the data of its page."""
 
     model: TableModel  # trained on all rows
     train: Rows  # rows to train and to choose by

@@ -1,7 +1,7 @@
 r"""Networks for a table: an ensemble for every configuration, all trained as one computation.
 
 The loss per row is the squared error of standardized targets (mean over outputs) or the
-cross-entropy, $+ \tfrac w2 \|\theta\|^2 + \lambda R$. With ``ensemble`` F the rows are dealt into F
+cross-entropy, $+ \tfrac w2 \|\theta\|^2 + \lambda R$. With ``ensemble`` F the rows are split into F
 folds; member k of a configuration is not trained on fold k. The outputs of all members on their own
 folds are held-out predictions of every row: they decide when to stop, which configuration and
 method are used, and how wide intervals are.
@@ -113,7 +113,7 @@ class Members(nn.Module):
         if not bool(right.all()):
             row = int((~right).any(1).nonzero()[0]) + 1
             raise DivergedError(
-                f"the prediction for row {row} is not finite. Are its numbers too large?"
+                f"the prediction for row {row} is not finite: its numbers may be too large."
             )
         return out
 
@@ -208,7 +208,7 @@ def assign_folds(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> T
     """The member that holds out each row, ``[N]``; -1: none.
 
     Several members hold out a part each, together all rows. One member holds out ``share`` of them.
-    Every class is dealt evenly.
+    Every class is split evenly.
     """
     num_rows = len(y)
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))

@@ -34,7 +34,7 @@ SIGNATURES = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-FORMULA = re.compile(r"[=+@\t\r-]")  # a spreadsheet runs text that begins so
+FORMULA = re.compile(r"[=+@\t\r-]")  # a spreadsheet executes text that begins with one of these
 
 
 class Table(NamedTuple):
@@ -85,7 +85,7 @@ def write_table(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _quoted(cell: Any) -> Any:
-    """A text that a spreadsheet would run as a formula, with an apostrophe in front."""
+    """Put an apostrophe before text that a spreadsheet would execute as a formula."""
     return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
@@ -107,7 +107,7 @@ def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]]]:
         if len(row) != width:
             raise InputError(
                 f"{path}: row {number} has {len(row)} cells and the header has {width} "
-                f"(separator {separator!r}): {_listed(row)}. Is this a CSV, and is a text with a "
+                f"(separator {separator!r}): {_listed(row)}. Is this a CSV, and is text with a "
                 "separator in it quoted?"
             )
     if not rows:

@@ -162,7 +162,7 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             only = self.classes_.tolist()[0]
-            raise InputError(f"the target has only one class, {only!r}: nothing to tell apart")
+            raise InputError(f"the target has only one class, {only!r}; at least two are needed")
         self._learn(X, torch.from_numpy(labels.astype(np.int64)))
         return self
 

@@ -1,1 +1,1 @@
-"""Training: one pure loss, and the loops around it."""
+"""Training: ``fit``, ``fit_population`` and ``select``."""

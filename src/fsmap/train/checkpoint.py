@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file with a checksum; a kill at any moment leaves a good one behind.
+"""Checkpoints: one safetensors file with a checksum, which is valid after a kill at any moment.
 
 Tensors are named ``group/name``. The metadata of the file holds JSON: settings of the run, its
 progress, versions, and the SHA-256 of everything else. Nothing in it is ever executed.
@@ -192,7 +192,7 @@ def describe(value: Any, depth: int = DEPTH) -> Any:
 
 
 def describe_model(f: ModelFn, params: Params) -> dict[str, Any]:
-    """The architecture as far as it can be seen: the module's text, shapes and dtypes."""
+    """The architecture as text: the module's repr, shapes and dtypes."""
     text = repr(f.module) if isinstance(f, Functional) else describe(f)
     shapes = {n: f"{p.dtype} {list(p.shape)}".removeprefix("torch.") for n, p in params.items()}
     return {"module": text, "parameters": shapes}

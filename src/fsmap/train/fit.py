@@ -151,7 +151,7 @@ def measure(f: ModelFn, params: Params, data: Batch, by: loop.Metric) -> Tensor:
 
 ADVICE = {
     "geometry": "J(theta; p_X) + eps*I is singular or overflows here: raise jitter or num_points, "
-    "lower the learning rate, or ask fsmap.doctor.",
+    "lower the learning rate, or see fsmap.doctor.",
     "grad_norm": "A term has no derivative here, or an infinite one: lower the learning rate, "
     "raise jitter, or move the starting point.",
 }

@@ -43,12 +43,11 @@ from fsmap.types import Batch, Draws, ModelFn, Params
 
 Value = float | int | str
 SEED, SPLIT = "seed", "split"
-RESERVED = (SEED, SPLIT)  # axes that say which random numbers and which data, not which objective
+RESERVED = (SEED, SPLIT)  # axes of random numbers and data, not of the objective
 Init = Callable[[int], Params | nn.Module] | Params
 
 CPU_WORK = 3e7
-"""P·(B + S·K) that keeps a CPU busy: vectorizing more members than that gains nothing.
-Measured by ``python -m benchmarks.population``."""
+"""P·(B + S·K) above which more members at once save no time on a CPU (benchmarks.population)."""
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
@@ -199,7 +198,7 @@ def fit_population(
 
     Member k equals ``fit`` alone with the same objective, start, data and seed: batches, evaluation
     points and ψ belong to the seed, not to the member. A member whose loss or gradient
-    stops being finite does not touch the others; ``history.diverged`` says when it happened.
+    stops being finite does not affect the others; ``history.diverged`` has the step.
 
     Args:
         build: Makes the objective from the hyper-parameters of the grid, given as 0-dim tensors.

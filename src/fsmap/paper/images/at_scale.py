@@ -1,7 +1,7 @@
 r"""``fsmap-at-scale``: FS-MAP itself on a ResNet, which the paper leaves to L-MAP.
 
 $\log\det(\mathcal J + \epsilon I)$ with its gradient by stochastic Lanczos quadrature (``slq``):
-what it costs, how far it is from the exact one on a narrow twin, and whether training with the
+its cost, its error against the exact one on a narrow network, and whether training with the
 determinant is better than with its first order (L-MAP) or with the bound by the trace (LogTrace).
 BatchNorm uses its running statistics where geometry is measured.
 """
@@ -181,7 +181,7 @@ def _gradient(value: Tensor, params: Params) -> Tensor:
 
 
 def _errors(config: Config, unit: Unit, task: ImageTask, context: Context) -> Iterator[Measured]:
-    """Slq against the dual on a narrow twin: value in nats and in its own errors, and gradient."""
+    """Slq against the dual on a narrow network: error in nats, in its own errors, and of ∇."""
     f, params = fsmap.functional(_network(config.twin, 0, context).eval())
     jitter = unit["jitter"]
     where = {"S": config.points, "probes": config.probes, "jitter": jitter}

@@ -89,7 +89,7 @@ class ImageTable(RowsExperiment):
     label = "Table 2"
     title = "Image classification"
     see = (
-        "L-MAP with three evaluation sets and with LogTrace, beside PS-MAP and its rivals. Metrics "
+        "L-MAP with three evaluation sets and with LogTrace, beside PS-MAP and baselines. Metrics "
         "marked scaled are after temperature scaling, for every method."
     )
     cost = "about 60 min FashionMNIST, 3 h CIFAR-10 on an H200"

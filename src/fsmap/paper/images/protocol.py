@@ -33,7 +33,7 @@ SELECTING = ("datasets", "seeds", "compile", "graph")  # see Experiment.selectin
 
 
 class Kind(NamedTuple):
-    """A kind of run: everything but its data set and seed."""
+    """A kind of run: the settings other than data set and seed."""
 
     name: str  # as tables call it
     method: str = "l-map"  # ps-map, l-map, or the name of a baseline
@@ -42,9 +42,9 @@ class Kind(NamedTuple):
 
 
 LOG_TRACE = {"reg_nats": NATS, "estimator": "jvp", "num_points": 32, "every": 2}
-"""As the strength guide has it, at about half the cost of the paper's L-MAP."""
+"""The defaults of ``fsmap train``, at about half the cost of the paper's L-MAP."""
 
-SAM_RADIUS = 0.05  # ρ of sharpness-aware minimization, as its authors have it for CIFAR-10
+SAM_RADIUS = 0.05  # ρ of sharpness-aware minimization, its authors' value for CIFAR-10
 
 KINDS = {
     kind.name: kind

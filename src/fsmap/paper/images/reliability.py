@@ -1,6 +1,6 @@
 """``reliability``: calibration of a small classifier over the strength of LogTrace, on a CPU.
 
-The paper has no such figure. PS-MAP after temperature scaling is the rival of every strength.
+The paper has no such figure. Every strength is compared with PS-MAP after temperature scaling.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class MoonsSolutions(Experiment):
     id = "moons-solutions"
     label = "Fig. A.5"
     title = "L-MAP on two moons as ε grows"
-    see = "Decision functions: ε is a dial for how much a function may react to its parameters."
+    see = "Decision functions: ε sets how much a function may depend on its parameters."
     cost = "5 min"
     protocol = "prior N(0, I); forward differences, one ψ and lap_points fresh points of p_X a step"
     group = "networks"

@@ -1,1 +1,1 @@
-"""Rows, tables, figures and the page. Reads folders; trains nothing, knows no experiment."""
+"""Tables, figures and the page, made from rows. Imports no experiment and trains nothing."""

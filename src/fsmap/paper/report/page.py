@@ -1,4 +1,4 @@
-"""Folders of runs → one page that works from a file, without a network.
+"""The page of ``fsmap report``: one file, made from folders of runs, that needs no network.
 
 Everything on the page is computed from ``rows.jsonl`` and ``units.jsonl``: tables, claims and
 pictures are made anew, and ``summary.json`` is not read.

@@ -1,7 +1,7 @@
 """A matplotlib figure as a picture of the page: colors by theme, hover values.
 
-Figures are drawn from rows when the page is made, with letters as outlines: no text of a row gets
-into the SVG, and no SVG is read from a file.
+Figures are drawn from rows when the page is made, with letters as outlines: no text of a row enters
+the SVG, and no SVG is read from a file.
 """
 
 from __future__ import annotations

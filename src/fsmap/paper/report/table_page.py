@@ -1,4 +1,4 @@
-"""One page about a fitted table: the verdict, how good it is, what matters, what was used."""
+"""The page of ``fsmap fit``: verdict, metrics, importance of columns, encoding."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def results(fitted: Fitted) -> Grid:
 
 
 def verdict(fitted: Fitted) -> str:
-    """Which method is used, how good it is beside the base rate, and what is recommended."""
+    """The method that is used, its error and the base rate's, and a recommendation."""
     chosen, main = fitted.model.chosen, _main(fitted)
     mine, base = (_cell(main, fitted.measured[m][main]) for m in (chosen, CONSTANT))
     unit = "squared error (standardized)" if main == "rmse" else "log loss"

@@ -1,4 +1,4 @@
-"""From rows to numbers people compare: mean ± standard error, ours beside the paper's."""
+"""Tables from rows: mean ± standard error, and the paper's values."""
 
 from __future__ import annotations
 

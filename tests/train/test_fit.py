@@ -184,12 +184,12 @@ def test_validation_switches_random_layers_off(seeded: None):
 
 
 def test_a_callback_sees_every_step_and_may_stop():
+    """The step at which it stops is the last one, and validated."""
     seen = []
-    state, history = quiet(
-        l_map(), steps=50, callback=lambda step, params: seen.append(step) or step == 6
-    )
+    stop = lambda step, params: seen.append(step) or step == 6  # noqa: E731
+    state, history = quiet(l_map(), steps=50, callback=stop, on=data(), by=fsmap.metrics.rmse)
     assert seen == [1, 2, 3, 4, 5, 6]
-    assert state.step == 6
+    assert state.step == state.best.step == 6
     assert len(history.loss) == 6
 
 

@@ -570,12 +570,13 @@ class Loop:
                     files.save(self.path, self._checkpoint())
 
     def _after_step(self) -> bool:
-        """Validate and run the callback; returns whether to stop."""
+        """Run the callback and validate; returns whether the callback stops training."""
         settings, params = self.settings, detached(self.params)
-        due = self.step % settings.validate_every == 0 or self.step == settings.steps
-        if self.validation is not None and due:
+        stopped = bool(settings.callback and settings.callback(self.step, params))
+        last = stopped or self.step == settings.steps
+        if self.validation is not None and (last or self.step % settings.validate_every == 0):
             self._validate(self.validation(params), params)
-        return bool(settings.callback and settings.callback(self.step, params))
+        return stopped
 
     def _validate(self, value: Tensor, params: Params) -> None:
         self.recorder.validated(self.step, value)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -402,6 +403,19 @@ def test_another_run_is_refused(tmp_path: Path, objective: dict, train: object, 
     quiet(l_map(), **RUN, checkpoint=path)
     with pytest.raises(CheckpointError, match=text):
         quiet(l_map(**objective), train, **(RUN | {"checkpoint": path, "resume": True} | knobs))
+
+
+def test_numbers_of_numpy_are_those_of_python(tmp_path: Path):
+    """In the settings that a checkpoint holds."""
+    path, clip = tmp_path / "run.ckpt", torch.tensor(5.0)
+    numpy = {k: np.int64(v) for k, v in RUN.items() if isinstance(v, int)}
+    knobs = RUN | numpy | {"schedule": cosine(), "log_every": np.int64(1), "clip": clip}
+    knobs |= {"validate_every": np.int64(2), "on": data(), "by": fsmap.metrics.rmse}
+    quiet(l_map(), **knobs, checkpoint=path)
+    plain = {"log_every": 1, "validate_every": 2} | RUN
+    quiet(l_map(), **(knobs | plain), checkpoint=path, resume=True)
+    with pytest.raises(CheckpointError, match="seed: 2 there, 3 here"):
+        quiet(l_map(), **(knobs | {"seed": np.int64(3)}), checkpoint=path, resume=True)
 
 
 def test_another_architecture_is_refused(tmp_path: Path):

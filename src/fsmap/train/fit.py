@@ -109,7 +109,7 @@ def fit(
     if settings.checkpoint is not None:
         about = {"objective": objective, "data": train, "seed": seed}
         config = {"kind": "fit", "model": describe_model(f, leaves)}
-        config |= describe(about) | settings.describe()
+        config |= describe(about | settings.describe())
     validation = None
     if settings.by is not None:
         held_out = loop.as_batch(settings.on, params)

@@ -234,7 +234,7 @@ class Settings:
                 raise InputError(message)
 
     def describe(self) -> dict[str, Any]:
-        """The settings that must agree for a resumed run to equal an uninterrupted one, as JSON.
+        """The settings that must agree for a resumed run to equal an uninterrupted one.
 
         The number of steps counts only if the learning rate depends on it: a run with a constant
         learning rate can be extended.

@@ -284,7 +284,7 @@ def _describe(members: Members, settings: loop.Settings) -> dict[str, Any]:
         "model": describe_model(members.f, members.first(0)),
         "starts": describe(list(members.starts.values())),
         "data": describe({"points": members.data, "splits": members.splits}),
-        **settings.describe(),
+        **describe(settings.describe()),
     }
 
 

@@ -79,7 +79,10 @@ class Grid:
             values = {name: _values(name, axis) for name, axis in axes.items()}
             combined = itertools.product(*values.values())
             members = [dict(zip(values, row, strict=True)) for row in combined]
-        self.members = tuple(dict(member) for member in members)
+        self.members = tuple(
+            {n: v.item() if hasattr(v, "item") else v for n, v in member.items()}
+            for member in members
+        )
         _check(self.members)
         self.names = tuple(self.members[0])
 

@@ -342,8 +342,9 @@ def gradient(
     objective: Objective, f: ModelFn, params: Params, batch: Batch, draws: Draws
 ) -> tuple[Params, Tensor]:
     """The gradient of the loss, and the loss with its terms, [4]."""
-    value, parts = objective.loss(f, params, batch, draws)
-    found = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
+    with torch.enable_grad():  # as fit_population, also for a caller inside no_grad
+        value, parts = objective.loss(f, params, batch, draws)
+        found = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
     return dict(zip(params, found, strict=True)), measured(value, parts).detach()
 
 

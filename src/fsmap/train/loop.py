@@ -290,11 +290,11 @@ class Batches:
             return None
         if self.replace:
             generator = px.generator(self.seed, step, "batch")
-            return torch.randint(self.num_data, (self.size,), generator=generator)
+            return torch.randint(self.num_data, (self.size,), generator=generator, device="cpu")
         epoch, place = divmod(step, self.num_data // self.size)
         if epoch != self._epoch:
             generator = px.generator(self.seed, epoch, "epoch")
-            self._epoch, self._order = epoch, torch.randperm(self.num_data, generator=generator)
+            self._epoch, self._order = epoch, px.choose(self.num_data, self.num_data, generator)
         return self._order[place * self.size : (place + 1) * self.size]
 
 

@@ -218,20 +218,17 @@ class Settings:
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
         given: object = self.optimizer
-        checks = {
-            f"optimizer must be a description without parameters, got {type(given).__name__}. Use "
-            "fsmap.adam(lr) or fsmap.sgd(lr, momentum=...).": isinstance(given, OptimizerSpec),
-            f"clip must be > 0, or None, got {self.clip}": self.clip is None or self.clip > 0,
-            "validation needs both: on, the held-out data, and by, a metric": (
-                (self.on is None) == (self.by is None)
-            ),
-            "resume=True needs checkpoint=PATH, the file to resume from": (
-                not self.resume or self.checkpoint is not None
-            ),
-        }
-        for message, holds in checks.items():
-            if not holds:
-                raise InputError(message)
+        if not isinstance(given, OptimizerSpec):
+            raise InputError(
+                f"optimizer must be a description without parameters, got {type(given).__name__}. "
+                "Use fsmap.adam(lr) or fsmap.sgd(lr, momentum=...)."
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"clip must be > 0, or None, got {self.clip}")
+        if (self.on is None) != (self.by is None):
+            raise InputError("validation needs both: on, the held-out data, and by, a metric")
+        if self.resume and self.checkpoint is None:
+            raise InputError("resume=True needs checkpoint=PATH, the file to resume from")
 
     def describe(self) -> dict[str, Any]:
         """The settings that must agree for a resumed run to equal an uninterrupted one.

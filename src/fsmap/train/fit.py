@@ -169,9 +169,10 @@ def stop_if_diverged(recorder: loop.Recorder, values: Tensor) -> None:
     where = f"the {', '.join(terms)} term" if terms else f"{names[0]}, but no term,"
     columns = recorder.history().columns
     finite = torch.stack([torch.isfinite(columns[name]) for name in loop.COLUMNS]).all(0)
-    rows = (finite & (columns["step"] < recorder.first + at)).nonzero().flatten().tolist()
+    step = recorder.block_start + at
+    rows = (finite & (columns["step"] < step)).nonzero().flatten().tolist()
     last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in loop.COLUMNS if rows)
     raise DivergedError(
-        f"training diverged at step {recorder.first + at}: {where} is not finite; last finite "
-        f"values: {last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"
+        f"training diverged at step {step}: {where} is not finite; last finite values: "
+        f"{last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"
     )

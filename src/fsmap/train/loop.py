@@ -457,7 +457,7 @@ class Recorder:
 
     def __init__(self, *, every: int, saved: History | None = None) -> None:
         self.every = every
-        self.first = 0  # the step of the first row of the last flush
+        self.block_start = 0  # the step of the first row of the last flush
         self._blocks = [saved.columns] if saved else []
         self._validation = [saved.validation] if saved else []
         self._rows: list[tuple[int, float, float, Tensor]] = []
@@ -485,7 +485,7 @@ class Recorder:
         for name, column in (("step", steps), ("lr", lrs), ("seconds", seconds)):
             block[name] = torch.tensor(column, dtype=torch.float64)[keep]
         self._blocks.append(block)
-        self.first = int(steps[0])
+        self.block_start = int(steps[0])
         self._rows = []
         return values
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError, require
+from fsmap.functional import evaluation_mode
 from fsmap.lmap.module import LaplacianPenalty, LogTrace
 from fsmap.lmap.options import check_strength
 from fsmap.px import check_draw, choose, integer
@@ -278,13 +279,12 @@ def _keeps_loss(trainer: Any, num_items_in_batch: Any) -> bool:
 
 def _divides(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> bool:
     """Whether the loss is divided by the number of items: many models ignore the argument."""
-    model.eval()  # neither dropout nor running statistics see these two passes
-    with torch.no_grad():
+    # neither dropout nor running statistics see these two passes
+    with evaluation_mode(model), torch.no_grad():
         once, twice = (
             compute_loss(model, dict(inputs), num_items_in_batch=times * num_items_in_batch)
             for times in (1, 2)
         )
-    model.train()
     return not torch.allclose(once, twice, rtol=1e-3)
 
 

@@ -33,8 +33,8 @@ UNREADABLE = (
     *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError),
     *(RuntimeError, MemoryError),  # of torch: a shape or a size; RecursionError is one, too
 )
-DEPTH = 8  # terms hold terms that hold distributions; deeper objects are told apart by their type
-SHOWN = 8  # numbers of a tensor that are written out; larger ones are told apart by their hash
+DEPTH = 8  # nesting depth that is described; deeper objects are compared by type only
+SHOWN = 8  # largest tensor whose numbers are written out; larger ones are compared by hash
 LONG = 200  # characters of a description that a message shows
 
 

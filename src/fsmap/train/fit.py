@@ -138,10 +138,10 @@ def fit(
 
 def measure(f: ModelFn, params: Params, data: Batch, by: loop.Metric) -> Tensor:
     """A metric on held-out data, random layers off; nan if an output is not finite: [], float64."""
-    quiet: AbstractContextManager[None] = nullcontext()
+    eval_mode: AbstractContextManager[None] = nullcontext()
     if isinstance(f, Functional) and not f.pointwise:
-        quiet = evaluation_mode(f.module)
-    with torch.no_grad(), quiet:
+        eval_mode = evaluation_mode(f.module)
+    with torch.no_grad(), eval_mode:
         out = f(detached(params), data.x)
         found = torch.as_tensor(by(out, data.y) if torch.isfinite(out).all() else torch.nan)
     if found.numel() != 1:

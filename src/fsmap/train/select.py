@@ -33,7 +33,7 @@ class Choice(NamedTuple):
     """The best configuration, for one seed, one split, or all of them."""
 
     where: dict[str, Value]  # the axes it was chosen for, such as {"seed": 3}
-    config: dict[str, Value]  # the hyper-parameters that won
+    config: dict[str, Value]  # the chosen hyper-parameters
     members: tuple[int, ...]  # the members that have both; several if the metric was averaged
     value: float  # their mean metric
 
@@ -64,8 +64,8 @@ def select(
 ) -> Selection:
     """Choose hyper-parameters by a metric on held-out data.
 
-    A warning tells if the winner lies at an end of an axis, so that a better value may lie outside.
-    (Zero does not count as an end: a strength cannot be lower.)
+    Warns if a chosen value is the smallest or largest of its axis: a better one may lie outside.
+    (There is no warning for 0, below which no strength lies.)
 
     Args:
         states: A trained population.
@@ -73,7 +73,7 @@ def select(
         by: ``(outputs, y)`` to a number, such as ``fsmap.metrics.rmse``.
         per: Axes of which every value gets a choice of its own; over the others of ``seed`` and
             ``split`` the metric is averaged. ``per=()`` makes one choice for all.
-        largest: The largest value wins, as for an accuracy.
+        largest: Choose the largest value, as for an accuracy.
 
     Returns:
         The choices, and the metric of every member.

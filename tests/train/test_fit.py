@@ -135,16 +135,12 @@ def test_the_start_is_never_modified_and_the_seed_decides():
 
 
 def test_dropout_is_repeatable_and_leaves_torch_alone(seeded: None):
-    f, params = fsmap.functional(
-        nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Dropout(0.5), nn.Linear(20, 1))
-    )
+    module = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Dropout(0.5), nn.Linear(20, 1))
+    f, params = fsmap.functional(module)
     state = torch.random.get_rng_state()
-    runs = [
-        fit(l_map(), f, params, data(), steps=3, seed=s, progress=False)[0].params
-        for s in (0, 0, 1)
-    ]
-    assert same(runs[0], runs[1])
-    assert not same(runs[0], runs[2])
+    one, two, three = (fit(l_map(), f, params, data(), steps=3, seed=s)[0] for s in (0, 0, 1))
+    assert same(one.params, two.params)
+    assert not same(one.params, three.params)
     assert torch.equal(state, torch.random.get_rng_state())
 
 
@@ -196,9 +192,8 @@ def test_a_callback_sees_every_step_and_may_stop():
 
 
 def test_divergence_names_the_term():
-    with pytest.raises(
-        DivergedError, match=r"step [1-9]\d*: the likelihood term .*values: loss \d"
-    ):
+    text = r"step [1-9]\d*: the likelihood term .*values: loss \d"
+    with pytest.raises(DivergedError, match=text):
         quiet(fsmap.ps_map(NOISE, fsmap.Flat(), num_data=24), steps=400, optimizer=sgd(1e30))
     with pytest.raises(DivergedError, match=r"step 0: the geometry term .*values: none.*jitter"):
         quiet(l_map(jitter=1e-320), steps=5)
@@ -409,15 +404,12 @@ def test_another_run_is_refused(tmp_path: Path, objective: dict, train: object, 
 
 def test_numbers_of_numpy_are_those_of_python(tmp_path: Path):
     """In the settings that a checkpoint holds."""
-    path, clip = tmp_path / "run.ckpt", torch.tensor(5.0)
-    numpy = {k: np.int64(v) for k, v in RUN.items() if isinstance(v, int)}
-    knobs = RUN | numpy | {"schedule": cosine(), "log_every": np.int64(1), "clip": clip}
-    knobs |= {"validate_every": np.int64(2), "on": data(), "by": fsmap.metrics.rmse}
-    quiet(l_map(), **knobs, checkpoint=path)
-    plain = {"log_every": 1, "validate_every": 2} | RUN
-    quiet(l_map(), **(knobs | plain), checkpoint=path, resume=True)
+    plain = RUN | {"log_every": 1, "schedule": cosine(), "checkpoint": tmp_path / "run.ckpt"}
+    numpy = plain | {k: np.int64(v) for k, v in plain.items() if isinstance(v, int)}
+    quiet(l_map(), **(numpy | {"clip": torch.tensor(5.0)}))
+    quiet(l_map(), **plain, resume=True)
     with pytest.raises(CheckpointError, match="seed: 2 there, 3 here"):
-        quiet(l_map(), **(knobs | {"seed": np.int64(3)}), checkpoint=path, resume=True)
+        quiet(l_map(), **(numpy | {"seed": np.int64(3)}), resume=True)
 
 
 def test_another_architecture_is_refused(tmp_path: Path):

@@ -61,7 +61,7 @@ def estimator(method: str, classes: bool, seed: int) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    from fsmap.tables.sklearn import LMAPClassifier, LMAPRegressor
+    from fsmap.integrations.sklearn import LMAPClassifier, LMAPRegressor
 
     end = "Classifier" if classes else "Regressor"
     if method in OURS:

@@ -21,7 +21,7 @@ from fsmap import models
 from fsmap.cli import main
 from fsmap.data import uci
 from fsmap.errors import FsmapError
-from fsmap.tables.sklearn import LMAPClassifier, LMAPRegressor
+from fsmap.integrations.sklearn import LMAPClassifier, LMAPRegressor
 
 CALLS = {
     "functional({})": """

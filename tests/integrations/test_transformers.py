@@ -144,6 +144,15 @@ def test_four_micro_batches_equal_one_batch_and_the_plain_loop(tmp_path, caplog,
     same(whole, plain_loop(seen, lambda R: LAM * R))
 
 
+def test_layers_that_are_held_in_eval_stay_there(tmp_path):
+    run = trainer(tmp_path, bert().train(), accumulate=4, reg_strength=LAM)
+    run.current_gradient_accumulation_steps = 4
+    run.model.dropout.eval()
+    run.compute_loss(run.model, pad(Texts(4).items), num_items_in_batch=torch.tensor(16))
+    assert run.model.training
+    assert not run.model.dropout.training
+
+
 def test_what_is_logged_is_r_and_its_share(tmp_path):
     model = mean_of_means()
     options = {"reg_strength": LAM, "px": everything, "num_points": 6}

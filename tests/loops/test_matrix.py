@@ -53,6 +53,8 @@ def test_two_processes(tmp_path: Path, subtests: pytest.Subtests) -> None:
             assert "fsmap.InPlacePenalty" in refused[name]
         lost = "Linear computes in bfloat16, in which a step of beta=0.001 is lost in rounding"
         assert lost in refused["half"]
+        for name in ("tensor parallel", "tensor parallel, FSDP2"):
+            assert "has tensor-parallel parameters" in refused[name]
         assert "'exact' cannot go through SyncBatchNorm" in refused["exact"]
     half = found.pop("fsdp, bf16")
     with subtests.test("FSDP2 in bf16"):

@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -205,12 +207,17 @@ def refusals() -> Found:
     half = network()
     fully_shard(half, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     penalty = fsmap.InPlacePenalty(half, px, num_points=S)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    tp = [parallelize_module(network(), mesh["tp"], {"head": ColwiseParallel()}) for _ in range(2)]
+    fully_shard(tp[1], mesh=mesh["dp"])
     tries: dict[str, Callable[[], object]] = {
         "LMAP": lambda: fsmap.LMAP(model, px, num_points=S)(x),
         "LaplacianPenalty": lambda: fsmap.LaplacianPenalty(model, px, num_points=S)(),
         "FSDP1, own parameters": lambda: fsdp1(use_orig_params=True)(x),
         "FSDP1, flat parameters": lambda: fsdp1(use_orig_params=False)(x),
         "half": lambda: penalty.backward(1.0),
+        "tensor parallel": lambda: fsmap.InPlacePenalty(tp[0], px, num_points=S),
+        "tensor parallel, FSDP2": lambda: fsmap.InPlacePenalty(tp[1], px, num_points=S),
         "exact": lambda: fsmap.LMAP(network(sync), px, num_points=S, estimator="exact")(x),
     }
     said: Found = {}

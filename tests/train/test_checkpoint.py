@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -108,11 +110,12 @@ def test_a_description_has_no_address():
     assert found[0]["size"] == 3
 
 
-def test_tensors_are_told_apart_by_content(generator: torch.Generator):
+def test_values_are_told_apart_by_content(generator: torch.Generator):
     a = torch.randn(100, generator=generator)
     b = a.clone()
     assert describe(a) == describe(b)
     b[50] += 1e-12
     assert describe(a) != describe(b)
     assert describe(a) != describe(a.float())
-    assert describe(torch.tensor(2.5)) == 2.5
+    assert describe(torch.tensor(2.5)) == describe(np.float32(2.5)) == 2.5
+    assert describe(partial(torch.add, alpha=2)) != describe(partial(torch.add, alpha=3))

@@ -28,8 +28,6 @@ from fsmap.types import Batch, Params
 
 SAME = {"rtol": 1e-10, "atol": 1e-10}
 RUN = {"steps": 20, "optimizer": adam(0.02), "batch_size": 8, "progress": False}
-
-
 BETAS = adam(0.02, betas=(0.8, 0.9))
 
 
@@ -188,9 +186,8 @@ def test_on_other_architectures(name: str):
 
 def test_shared_parameters_and_dropout():
     with torch.random.fork_rng(devices=[]):
-        f, _ = fsmap.functional(
-            nn.Sequential(nn.Linear(1, 3), Shared(), nn.Dropout(0.4), nn.Linear(3, 1))
-        )
+        module = nn.Sequential(nn.Linear(1, 3), Shared(), nn.Dropout(0.4), nn.Linear(3, 1))
+    f, _ = fsmap.functional(module)
     grid = Grid(prior_std=[0.5, 2.0], jitter=[0.1], seed=range(2))
     assert_members_are_runs_alone(BUILDS["l_map_fd"][0], grid, f, data(), **RUN | {"steps": 6})
 
@@ -234,9 +231,8 @@ def test_a_diverging_member_is_reported_and_disturbs_nobody(chunk: object):
     step = int(history.diverged[1])
     assert history.diverged.tolist() == [-1, step, -1]
     assert step >= 0
-    assert not torch.isfinite(
-        torch.stack([history.columns[c][step, 1] for c in ("loss", "grad_norm")])
-    ).all()
+    last = torch.stack([history.columns[c][step, 1] for c in ("loss", "grad_norm")])
+    assert not torch.isfinite(last).all()
     assert torch.isfinite(history.loss[:step, 1]).all()
     with pytest.raises(DivergedError):
         states.member(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,7 +109,7 @@ def test_a_member_is_what_fit_returns():
 
 
 def test_axes_multiply_and_the_last_runs_fastest():
-    grid = Grid(prior_std=[0.1, 1, 10], jitter=torch.tensor([1e-2, 1.0]), seed=range(2))
+    grid = Grid(prior_std=[0.1, 1, 10], jitter=torch.tensor([1e-2, 1.0]), seed=np.arange(2))
     assert len(grid) == 12
     assert grid[0] == {"prior_std": 0.1, "jitter": 0.01, "seed": 0}
     assert [m["seed"] for m in grid][:4] == [0, 1, 0, 1]

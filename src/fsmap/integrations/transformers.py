@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError, require
+from fsmap.functional import evaluation_mode
 from fsmap.lmap.module import LaplacianPenalty, LogTrace
 from fsmap.lmap.options import check_strength
 from fsmap.px import check_draw, choose, integer
@@ -211,11 +212,11 @@ class LMAPTrainerMixin(Base):
         # The Trainer divides a mean over a micro-batch by their number later, λR with it. A loss
         # that was divided by num_items_in_batch is a part of the step's loss already.
         number = int(self.current_gradient_accumulation_steps)
-        if number == 1 or not _keeps_loss(self, num_items_in_batch):
+        if number == 1 or not _loss_is_final(self, num_items_in_batch):
             return 1
         if self._divided is None:
-            told = getattr(self, "loss_is_scaled_for_ga", None) or num_items_in_batch is None
-            self._divided = bool(told) or _divides(compute_loss, model, inputs, num_items_in_batch)
+            final = getattr(self, "loss_is_scaled_for_ga", None) or num_items_in_batch is None
+            self._divided = bool(final) or _divides(compute_loss, model, inputs, num_items_in_batch)
             if not self._divided:
                 LOGGER.warning(INFLATED, type(self.model).__name__, number)
         return number if self._divided else 1
@@ -267,24 +268,22 @@ class _Steps(hf.TrainerCallback):
             self.trainer.log_trace.detach()
 
 
-def _keeps_loss(trainer: Any, num_items_in_batch: Any) -> bool:
+def _loss_is_final(trainer: Any, num_items_in_batch: Any) -> bool:
     """Whether the Trainer will leave the loss of a micro-batch as it is."""
-    told = getattr(trainer, "loss_is_scaled_for_ga", None)
-    if told is not None:
-        return bool(told)
+    declared = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if declared is not None:
+        return bool(declared)
     counted = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
     return counted or trainer.compute_loss_func is not None
 
 
 def _divides(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> bool:
     """Whether the loss is divided by the number of items: many models ignore the argument."""
-    model.eval()  # neither dropout nor running statistics see these two passes
-    with torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():  # neither dropout nor running statistics
         once, twice = (
             compute_loss(model, dict(inputs), num_items_in_batch=times * num_items_in_batch)
             for times in (1, 2)
         )
-    model.train()
     return not torch.allclose(once, twice, rtol=1e-3)
 
 

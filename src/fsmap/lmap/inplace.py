@@ -40,10 +40,10 @@ class InPlacePenalty(Penalty):
 
     As ``LaplacianPenalty(estimator="fd")``; with ``frozen`` statistics are constants in the
     gradient. It needs only forward and backward passes, so it works with FSDP2
-    (``fully_shard``), activation checkpointing, DDP, and any other model, given as the loop calls
-    it: wrapped, sharded, compiled. ψ is the same on every rank, each rank draws evaluation points
-    of its own, and gradients are averaged as those of the loss are. Options are those of
-    :class:`fsmap.LaplacianPenalty` but ``estimator`` and ``outputs``. Give
+    (``fully_shard``), activation checkpointing, DDP, and any other model but a tensor-parallel one,
+    given as the loop calls it: wrapped, sharded, compiled. ψ is the same on every rank, each rank
+    draws evaluation points of its own, and gradients are averaged as those of the loss are. Options
+    are those of :class:`fsmap.LaplacianPenalty` but ``estimator`` and ``outputs``. Give
     ``beta=1e-2`` if the model computes in half precision.
 
     Example:
@@ -191,6 +191,14 @@ def _unwrapped(module: nn.Module) -> nn.Module:
             "FullyShardedDataParallel (FSDP1) keeps flat parameters that cannot be moved by name. "
             "Use torch.distributed.fsdp.fully_shard (FSDP2)."
         )
+    managed = {id(p) for part in _fsdp_modules(module) for p in part.parameters()}
+    for p in module.parameters():
+        shards = [place for place in getattr(p, "placements", ()) if not place.is_replicate()]
+        if len(shards) > int(id(p) in managed):  # FSDP2's own is one
+            raise UnsupportedModuleError(
+                "the model has tensor-parallel parameters: their ranks compute one pass together "
+                "and need the same points, but each rank draws its own. Use FSDP2 alone."
+            )
     return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
 
 
@@ -214,9 +222,12 @@ def _own_part(whole: Tensor, p: Tensor) -> Tensor:
     return placed.to_local()
 
 
+def _fsdp_modules(module: nn.Module) -> list[Any]:
+    """The parts that ``fully_shard`` was called on."""
+    return [m for m in module.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
+
+
 def _drop_gathered(module: nn.Module) -> None:
     """Drop full parameters that FSDP2 still holds, so that the next pass sees the shards."""
-    for part in module.modules():
-        reshard = getattr(part, "reshard", None)
-        if reshard is not None and hasattr(part, "unshard"):
-            reshard()
+    for part in _fsdp_modules(module):
+        part.reshard()

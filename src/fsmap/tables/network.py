@@ -131,7 +131,7 @@ class Learned(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Options:
-    """Options of the networks, described in :class:`fsmap.tables.sklearn.LMAPRegressor`."""
+    """Options of the networks, described in :class:`fsmap.integrations.sklearn.LMAPRegressor`."""
 
     method: str = AUTO
     ensemble: int = 4

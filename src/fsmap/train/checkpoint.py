@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import numbers
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +33,8 @@ UNREADABLE = (
     *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError),
     *(RuntimeError, MemoryError),  # of torch: a shape or a size; RecursionError is one, too
 )
-DEPTH = 8  # terms hold terms that hold distributions; deeper objects are told apart by their type
-SHOWN = 8  # numbers of a tensor that are written out; larger ones are told apart by their hash
+DEPTH = 8  # nesting depth that is described; deeper objects are compared by type only
+SHOWN = 8  # largest tensor whose numbers are written out; larger ones are compared by hash
 LONG = 200  # characters of a description that a message shows
 
 
@@ -173,12 +175,16 @@ def describe(value: Any, depth: int = DEPTH) -> Any:
     """A value as JSON, the same for equal values in every process: no addresses, no hash order."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, Tensor):
         return _describe_tensor(value.detach())
     if isinstance(value, Mapping):
         return {str(k): describe(v, depth - 1) for k, v in value.items()} if depth else len(value)
-    if hasattr(value, "_asdict"):
+    if hasattr(value, "_asdict") and depth:
         return {"type": _name(type(value)), **describe(value._asdict(), depth)}
+    if isinstance(value, partial):
+        return describe([partial, value.func, value.args, value.keywords], depth)
     if isinstance(value, list | tuple | range):
         return [describe(item, depth - 1) for item in value] if depth else len(value)
     if isinstance(value, torch.dtype | torch.device):

@@ -109,7 +109,7 @@ def fit(
     if settings.checkpoint is not None:
         about = {"objective": objective, "data": train, "seed": seed}
         config = {"kind": "fit", "model": describe_model(f, leaves)}
-        config |= describe(about) | settings.describe()
+        config |= describe(about | settings.describe())
     validation = None
     if settings.by is not None:
         held_out = loop.as_batch(settings.on, params)
@@ -138,10 +138,10 @@ def fit(
 
 def measure(f: ModelFn, params: Params, data: Batch, by: loop.Metric) -> Tensor:
     """A metric on held-out data, random layers off; nan if an output is not finite: [], float64."""
-    quiet: AbstractContextManager[None] = nullcontext()
+    eval_mode: AbstractContextManager[None] = nullcontext()
     if isinstance(f, Functional) and not f.pointwise:
-        quiet = evaluation_mode(f.module)
-    with torch.no_grad(), quiet:
+        eval_mode = evaluation_mode(f.module)
+    with torch.no_grad(), eval_mode:
         out = f(detached(params), data.x)
         found = torch.as_tensor(by(out, data.y) if torch.isfinite(out).all() else torch.nan)
     if found.numel() != 1:
@@ -169,9 +169,10 @@ def stop_if_diverged(recorder: loop.Recorder, values: Tensor) -> None:
     where = f"the {', '.join(terms)} term" if terms else f"{names[0]}, but no term,"
     columns = recorder.history().columns
     finite = torch.stack([torch.isfinite(columns[name]) for name in loop.COLUMNS]).all(0)
-    rows = (finite & (columns["step"] < recorder.first + at)).nonzero().flatten().tolist()
+    step = recorder.block_start + at
+    rows = (finite & (columns["step"] < step)).nonzero().flatten().tolist()
     last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in loop.COLUMNS if rows)
     raise DivergedError(
-        f"training diverged at step {recorder.first + at}: {where} is not finite; last finite "
-        f"values: {last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"
+        f"training diverged at step {step}: {where} is not finite; last finite values: "
+        f"{last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"
     )

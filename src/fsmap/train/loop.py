@@ -218,23 +218,20 @@ class Settings:
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
         given: object = self.optimizer
-        checks = {
-            f"optimizer must be a description without parameters, got {type(given).__name__}. Use "
-            "fsmap.adam(lr) or fsmap.sgd(lr, momentum=...).": isinstance(given, OptimizerSpec),
-            f"clip must be > 0, or None, got {self.clip}": self.clip is None or self.clip > 0,
-            "validation needs both: on, the held-out data, and by, a metric": (
-                (self.on is None) == (self.by is None)
-            ),
-            "resume=True needs checkpoint=PATH, the file to resume from": (
-                not self.resume or self.checkpoint is not None
-            ),
-        }
-        for message, holds in checks.items():
-            if not holds:
-                raise InputError(message)
+        if not isinstance(given, OptimizerSpec):
+            raise InputError(
+                f"optimizer must be a description without parameters, got {type(given).__name__}. "
+                "Use fsmap.adam(lr) or fsmap.sgd(lr, momentum=...)."
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"clip must be > 0, or None, got {self.clip}")
+        if (self.on is None) != (self.by is None):
+            raise InputError("validation needs both: on, the held-out data, and by, a metric")
+        if self.resume and self.checkpoint is None:
+            raise InputError("resume=True needs checkpoint=PATH, the file to resume from")
 
     def describe(self) -> dict[str, Any]:
-        """The settings that must agree for a resumed run to equal an uninterrupted one, as JSON.
+        """The settings that must agree for a resumed run to equal an uninterrupted one.
 
         The number of steps counts only if the learning rate depends on it: a run with a constant
         learning rate can be extended.
@@ -290,11 +287,11 @@ class Batches:
             return None
         if self.replace:
             generator = px.generator(self.seed, step, "batch")
-            return torch.randint(self.num_data, (self.size,), generator=generator)
+            return torch.randint(self.num_data, (self.size,), generator=generator, device="cpu")
         epoch, place = divmod(step, self.num_data // self.size)
         if epoch != self._epoch:
             generator = px.generator(self.seed, epoch, "epoch")
-            self._epoch, self._order = epoch, torch.randperm(self.num_data, generator=generator)
+            self._epoch, self._order = epoch, px.choose(self.num_data, self.num_data, generator)
         return self._order[place * self.size : (place + 1) * self.size]
 
 
@@ -342,8 +339,9 @@ def gradient(
     objective: Objective, f: ModelFn, params: Params, batch: Batch, draws: Draws
 ) -> tuple[Params, Tensor]:
     """The gradient of the loss, and the loss with its terms, [4]."""
-    value, parts = objective.loss(f, params, batch, draws)
-    found = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
+    with torch.enable_grad():  # as fit_population, also for a caller inside no_grad
+        value, parts = objective.loss(f, params, batch, draws)
+        found = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
     return dict(zip(params, found, strict=True)), measured(value, parts).detach()
 
 
@@ -459,7 +457,7 @@ class Recorder:
 
     def __init__(self, *, every: int, saved: History | None = None) -> None:
         self.every = every
-        self.first = 0  # the step of the first row of the last flush
+        self.block_start = 0  # the step of the first row of the last flush
         self._blocks = [saved.columns] if saved else []
         self._validation = [saved.validation] if saved else []
         self._rows: list[tuple[int, float, float, Tensor]] = []
@@ -487,7 +485,7 @@ class Recorder:
         for name, column in (("step", steps), ("lr", lrs), ("seconds", seconds)):
             block[name] = torch.tensor(column, dtype=torch.float64)[keep]
         self._blocks.append(block)
-        self.first = int(steps[0])
+        self.block_start = int(steps[0])
         self._rows = []
         return values
 
@@ -570,12 +568,13 @@ class Loop:
                     files.save(self.path, self._checkpoint())
 
     def _after_step(self) -> bool:
-        """Validate and run the callback; returns whether to stop."""
+        """Run the callback and validate; returns whether the callback stops training."""
         settings, params = self.settings, detached(self.params)
-        due = self.step % settings.validate_every == 0 or self.step == settings.steps
-        if self.validation is not None and due:
+        stopped = bool(settings.callback and settings.callback(self.step, params))
+        last = stopped or self.step == settings.steps
+        if self.validation is not None and (last or self.step % settings.validate_every == 0):
             self._validate(self.validation(params), params)
-        return bool(settings.callback and settings.callback(self.step, params))
+        return stopped
 
     def _validate(self, value: Tensor, params: Params) -> None:
         self.recorder.validated(self.step, value)

@@ -78,7 +78,10 @@ class Grid:
             values = {name: _values(name, axis) for name, axis in axes.items()}
             combined = itertools.product(*values.values())
             members = [dict(zip(values, row, strict=True)) for row in combined]
-        self.members = tuple(dict(member) for member in members)
+        self.members = tuple(
+            {n: v.item() if hasattr(v, "item") else v for n, v in member.items()}
+            for member in members
+        )
         _check(self.members)
         self.names = tuple(self.members[0])
 
@@ -280,10 +283,10 @@ def _describe(members: Members, settings: loop.Settings) -> dict[str, Any]:
         "kind": "fit_population",
         "members": describe(list(members.grid)),
         "objective of member 0": describe(members.objective(0)),
-        "model": describe_model(members.f, members.first(0)),
+        "model": describe_model(members.f, members.initial(0)),
         "starts": describe(list(members.starts.values())),
         "data": describe({"points": members.data, "splits": members.splits}),
-        **settings.describe(),
+        **describe(settings.describe()),
     }
 
 
@@ -377,9 +380,9 @@ class Members:
             raise InputError(
                 f"all members share one architecture, but init gives other shapes: {shapes}"
             )
-        names = self.first(0)
-        firsts = [self.first(k) for k in range(len(grid))]
-        stacked = {n: torch.stack([p[n] for p in firsts]) for n in names}
+        names = self.initial(0)
+        initials = [self.initial(k) for k in range(len(grid))]
+        stacked = {n: torch.stack([p[n] for p in initials]) for n in names}
         self.params: Params = {n: p.requires_grad_() for n, p in stacked.items()}
         self.like = next(iter(names.values()))
         self.hypers = grid.hypers(self.like)
@@ -399,11 +402,11 @@ class Members:
         self.extra: dict[str, Tensor] = {}  # further state of a checkpoint
         self._objectives: dict[tuple[Value, ...], Objective] = {}
 
-    def first(self, member: int) -> Params:
+    def initial(self, member: int) -> Params:
         """The parameters that a member starts from."""
         return self.starts[self.seeds[member]]
 
-    def present(self, member: int) -> Params:
+    def current(self, member: int) -> Params:
         """The parameters that a member has now."""
         return {name: p.detach()[member] for name, p in self.params.items()}
 
@@ -424,11 +427,11 @@ class Members:
     def check(self, batch_size: int | None) -> None:
         """Check every configuration on every split, on plain numbers."""
         samples = [loop.sample_batch(one, batch_size) for one in self.sets]
-        loop.check_pure(self.f, self.first(0), samples[0].x)
+        loop.check_pure(self.f, self.initial(0), samples[0].x)
         for (split, *_), members in self.grid.groups(SPLIT, *self.grid.hyper_names).items():
             k, place = members[0], self.splits.index(split)
             with loop.layer_noise(self.f, Stream(0, 0), self.like.device):
-                self.objective(k).check(self.f, self.first(k), samples[place])
+                self.objective(k).check(self.f, self.initial(k), samples[place])
 
     def start(self) -> None:
         """Make R₀ of ``reg_nats`` a hyper-parameter, from the start of each member."""
@@ -438,7 +441,7 @@ class Members:
         found = []
         for k, seed in enumerate(self.seeds):
             with loop.layer_noise(self.f, Stream(seed, 0), self.like.device):
-                term = self.objective(k).started(self.f, self.first(k), Stream(seed, 0)).geometry
+                term = self.objective(k).started(self.f, self.initial(k), Stream(seed, 0)).geometry
             found.append(term.r0.to(self.like))  # type: ignore[attr-defined]
         self.hypers["r0"] = self.extra["r0"] = torch.stack(found)
         build = self.build
@@ -494,7 +497,7 @@ class Feeder:
     def _draw(self, member: int, step: int) -> Draws:
         members, objective = self.members, self.members.objective(member)
         stream = Stream(members.seeds[member], step)
-        at = members.present if objective.adaptive else members.first
+        at = members.current if objective.adaptive else members.initial
         return objective.draw(members.f, at(member), stream)
 
     def make(self, step: int) -> Feed:
@@ -621,7 +624,7 @@ class Ensemble:
         """One member, without vmap; nan if a matrix has no decomposition."""
         members = self.members
         batch, draws, _ = self.feeder.inputs(feed, member)
-        params = {n: p.requires_grad_() for n, p in members.present(member).items()}
+        params = {n: p.requires_grad_() for n, p in members.current(member).items()}
         objective = members.build(**{n: h[member] for n, h in members.hypers.items()})
         stream = Stream(members.seeds[member], feed.step)
         try:
@@ -644,7 +647,7 @@ def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
         return min(chunk, M)
     if members.like.device.type != "cpu":
         return M
-    f, params = members.f, members.first(0)
+    f, params = members.f, members.initial(0)
     batch, draws, _ = feeder.inputs(feeder.make(0), 0)
     rows = len(batch.y)
     if draws.x is not None:
@@ -664,7 +667,7 @@ class Divergence:
         """Record the members that diverged in these steps, [T, C, M]; raise if none is left."""
         bad = ~torch.isfinite(values).all(1)  # [T, M]
         new = bad.any(0) & (self.steps < 0)
-        self.steps[new] = recorder.first + bad.int().argmax(0)[new]
+        self.steps[new] = recorder.block_start + bad.int().argmax(0)[new]
         if (self.steps >= 0).all():
             raise DivergedError(
                 f"all {len(self.steps)} members diverged, between step {int(self.steps.min())} and "

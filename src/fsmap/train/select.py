@@ -64,8 +64,8 @@ def select(
 ) -> Selection:
     """Choose hyper-parameters by a metric on held-out data.
 
-    A warning is given if the best value lies at an end of an axis: a better one may lie outside.
-    (Zero does not count as an end: a strength cannot be lower.)
+    Warns if a chosen value is the smallest or largest of its axis: a better one may lie outside.
+    (There is no warning for 0, below which no strength lies.)
 
     Args:
         states: A trained population.

@@ -56,7 +56,8 @@ CALLS = {
         scheduler | Optimizer; None | Optimizer; optimizer(Net()) | parameter
     """,
     "LMAP(net, px, num_points=4)({})": """
-        x[:0] | point; "x" | tensor; x.to(torch.uint8) | uint8; x, scale=torch.ones(6, 1)
+        x[:0] | point; "x" | tensor; x.to(torch.uint8) | uint8; x, scale=torch.ones(6, 1);
+        x, labels=torch.ones(6, 1) | out.logits
     """,
     "LMAP(net, px, num_points=4, batchnorm={})(x, scale=torch.ones(6, 1))": """
         'frozen' | scale; 'batch' | scale

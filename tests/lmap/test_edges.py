@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ class Net(nn.Module):
     def forward(self, x: Tensor, scale: float | Tensor = 1.0) -> Any:
         hidden = self.first(x).tanh()
         out = scale * self.last(hidden)
-        return Result(out, (hidden,), out.mean()) if self.wraps else out
+        return Result(out, (hidden,), out.mean().detach()) if self.wraps else out
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -96,6 +97,20 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     torch.testing.assert_close(R, scaled(x)[1])
     assert lm.eval()(x, scale=torch.zeros(4, 1))[0].eq(0).all()
     torch.testing.assert_close(lm(x)[0], module(x))
+
+
+@pytest.mark.parametrize("step", [0, 1])  # with R and without
+def test_a_loss_over_both_kinds_of_points_is_refused(step: int) -> None:
+    def forward(module: Net, x: Tensor) -> Any:
+        return SimpleNamespace(logits=module(x), loss=module(x).mean())
+
+    module, x = Net(), torch.randn(4, 2)
+    lms = [wrap(fsmap.LMAP, module, forward=forward, every=2, batchnorm=mode) for mode in MODES]
+    for lm in lms:
+        lm.step = step
+    torch.testing.assert_close(lms[1](x)[0].loss, module(x).mean())
+    with pytest.raises(InputError, match="compute the loss from"):
+        lms[0](x)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -501,6 +501,12 @@ def first(out: Any, size: int, rest: int) -> Any:
     if isinstance(out, Tensor):
         return out[:size]
     tensors, rebuild = take_apart(out)
+    if any(t.ndim == 0 and t.requires_grad for t in tensors):
+        raise InputError(
+            "the output has a loss (a scalar with a gradient), which in 'joint' is over training "
+            "and evaluation points. Leave labels out of x and p_X and compute the loss from "
+            ".logits, or use batchnorm='frozen'."
+        )
     both = size + rest
     return rebuild([t[:size] if t.ndim and len(t) == both else t for t in tensors])
 

@@ -153,7 +153,8 @@ class LMAP(Term, nn.Module):
                 outside ``joint``, changes nothing.
             drawn: What :meth:`draw` returned, for loops that capture this pass in a CUDA graph.
             **keywords: For the model, at training and at evaluation points. A tensor with an entry
-                per training point belongs into ``x`` (a dict), so that p_X draws it too.
+                per training point belongs into ``x`` (a dict), so that p_X draws it too; labels
+                belong in neither.
 
         Returns:
             Output, and R (λR); R is None in ``eval()`` and under ``no_grad``. An output object with
@@ -487,9 +488,12 @@ class LogTrace(nn.Module):
 def _check_keywords(keywords: dict[str, Any], size: int) -> None:
     for name, value in keywords.items():
         if isinstance(value, Tensor) and value.ndim and len(value) == size:
+            how = "Give x as a dict with it, and a p_X that draws such dicts."
+            if name.startswith("label"):
+                how = "Leave it out, and compute the loss from the output (out.logits)."
             raise InputError(
                 f"{name} has an entry for each of the {size} training points, and the evaluation "
-                "points have none. Give x as a dict with it, and a p_X that draws such dicts."
+                f"points have none. {how}"
             )
 
 

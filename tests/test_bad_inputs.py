@@ -148,7 +148,8 @@ CALLS = {
         LogTrace()(None) | None; LogTrace()(torch.ones(3)) | shape; LogTrace()(3.0) | float;
         LogTrace()((x, x[0, 0])) | tuple; LMAP(net, (x, x), num_points=4)(x) | Labels;
         LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | LMAP;
-        estimate_cost(net, x) | LMAP;
+        estimate_cost(net, x) | LMAP; holding(net)(x) | the network; holding(net).to("cpu") | holds;
+        holding(net).eval() | holds;
         estimate_cost(LMAP(net, px, num_points=4), x, repeats=0);
         train(fs_map(noise, prior, px, num_points=4, jitter=-1.0, num_data=6)) | jitter;
         fs_map(noise, prior, px, num_points=4, jitter=1.0, num_data=0) | num_data;
@@ -286,6 +287,10 @@ def names() -> dict[str, Any]:
         net.requires_grad_(False)
         return term
 
+    def holding(net: Any) -> Any:
+        net.lm = fsmap.LMAP(net, own["px"], num_points=4)
+        return net.lm
+
     def train(objective: fsmap.Objective) -> Any:
         return fsmap.fit(objective, f, p, (x, x[:, :1]), steps=2, progress=False)
 
@@ -305,6 +310,7 @@ def names() -> dict[str, Any]:
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer(net), 1),
         "freeze": freeze,
+        "holding": holding,
         "train": train,
         "table": uci.Table("toy", np.ones((40, 1)), np.ones((40, 1))),
     }

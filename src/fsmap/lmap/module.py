@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from numbers import Real
 from typing import Any, Self, TypeVar, Unpack
@@ -175,6 +175,8 @@ class LMAP(Term, nn.Module):
         compiled: bool,
     ) -> tuple[Any, Tensor | None]:
         reg = self.regularizer
+        if not reg._points_checked:
+            self.children()
         reg.keywords = keywords
         try:
             if not ((self.training or self.module.training) and torch.is_grad_enabled()):
@@ -211,6 +213,15 @@ class LMAP(Term, nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step."""
         self.regularizer.step = int(state)
+
+    def children(self) -> Iterator[nn.Module]:
+        """The model; raises InputError if it holds this LMAP: an endless loop."""
+        if any(part is self for part in self.module.modules()):
+            raise InputError(
+                f"this LMAP is a part of the {type(self.module).__name__} that it wraps. Wrap the "
+                "network, not the module that holds the LMAP."
+            )
+        return super().children()
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""

@@ -57,7 +57,8 @@ CALLS = {
     """,
     "LMAP(net, px, num_points=4)({})": """
         x[:0] | point; "x" | tensor; x.to(torch.uint8) | uint8; x, scale=torch.ones(6, 1);
-        x, labels=torch.ones(6, 1) | out.logits
+        x, labels=torch.ones(6, 1) | out.logits; x, x | tuple;
+        x, reg_strength=torch.ones(3) | one number
     """,
     "LMAP(net, px, num_points=4, batchnorm={})(x, scale=torch.ones(6, 1))": """
         'frozen' | scale; 'batch' | scale
@@ -148,6 +149,8 @@ CALLS = {
         LogTrace()(None) | None; LogTrace()(torch.ones(3)) | shape; LogTrace()(3.0) | float;
         LogTrace()((x, x[0, 0])) | tuple; LMAP(net, (x, x), num_points=4)(x) | Labels;
         LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | LMAP;
+        LaplacianPenalty(net, px, num_points=4)(x) | one number;
+        LMAP(net, x[:, :1], num_points=4, batchnorm="frozen", outputs=1)(x) | shape;
         estimate_cost(net, x) | LMAP; holding(net)(x) | the network; holding(net).to("cpu") | holds;
         holding(net).eval() | holds;
         estimate_cost(LMAP(net, px, num_points=4), x, repeats=0);

@@ -75,6 +75,8 @@ class Collated:
         rows = choose(len(self.dataset), n, generator).tolist()
         items = [self.dataset[row] for row in rows]
         if self.columns is not None:
+            if not isinstance(items[0], Mapping):
+                raise InputError(f"px must have dicts as items, got {type(items[0]).__name__}")
             items = [{k: v for k, v in item.items() if k in self.columns} for item in items]
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(integer(generator.initial_seed(), *rows))
@@ -131,6 +133,11 @@ class LMAPTrainerMixin(Base):
                 f"{reg_strength=}, {reg_nats=}"
             )
         check_strength(reg_strength)
+        if not isinstance(lmap, Mapping | None) or {"num_points", "px"} & set(lmap or {}):
+            raise InputError(
+                f"lmap takes a dict of further options, got {lmap!r}; num_points and px are "
+                "arguments of the trainer"
+            )
         self.log_trace: LogTrace | None = None
         if reg_nats is not None:
             self.log_trace = reg_nats if isinstance(reg_nats, LogTrace) else LogTrace(reg_nats)

@@ -140,7 +140,7 @@ class LMAP(Term, nn.Module):
     def forward(
         self,
         x: Inputs = None,
-        *,
+        *more: Any,
         reg_strength: float | Tensor | None = None,
         drawn: Drawn | None = None,
         **keywords: Any,
@@ -149,6 +149,7 @@ class LMAP(Term, nn.Module):
 
         Args:
             x: Training points.
+            *more: Not allowed: the inputs of a model that takes several are one tuple or dict.
             reg_strength: λ. If it is given, the second value is λR; a plain 0 costs nothing and,
                 outside ``joint``, changes nothing.
             drawn: What :meth:`draw` returned, for loops that capture this pass in a CUDA graph.
@@ -160,8 +161,11 @@ class LMAP(Term, nn.Module):
             Output, and R (λR); R is None in ``eval()`` and under ``no_grad``. An output object with
             ``.logits`` is returned as it is, and R is that of the logits.
         """
-        if x is None:
-            raise InputError("lm(x) takes the batch as one argument: lm({...}) for a dict")
+        if x is None or more:
+            raise InputError(
+                "lm(x) takes the batch as one argument: lm({...}) for a dict, lm((x, y)) for a "
+                "tuple; all others by name"
+            )
         compiled = torch.compiler.is_dynamo_compiling()
         return self._forward(x, reg_strength, drawn, keywords, compiled)
 
@@ -274,11 +278,11 @@ class LaplacianPenalty(Penalty):
 
     def __call__(self, reg_strength: float | Tensor | None = None) -> Tensor:
         """R, or λR if ``reg_strength`` is given; a plain 0 makes no pass."""
-        check_strength(reg_strength)
         return self._value(reg_strength)
 
     @uncompiled
     def _value(self, reg_strength: float | Tensor | None) -> Tensor:
+        check_strength(reg_strength)
         reg = self.regularizer
         if reg.active and not is_zero(reg_strength):
             value = reg.scaled(reg().R, reg_strength)

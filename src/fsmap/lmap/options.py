@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnsupportedModuleError, did_you_mean
-from fsmap.functional import Forward, Functional, NoiseReplay, functional
+from fsmap.functional import Forward, Functional, NoiseReplay, functional, run
 from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.jacobian import Whitening
 from fsmap.linalg.metric import Metric, Weights
@@ -152,12 +152,13 @@ def check_module(module: object) -> None:
 
 
 def check_strength(value: Any) -> None:
-    """Raise InputError if λ is not None, a tensor, or a finite number ≥ 0."""
-    if value is None or isinstance(value, Tensor):
+    """Raise InputError if λ is not None, a tensor with one entry, or a finite number ≥ 0."""
+    if value is None or (isinstance(value, Tensor) and value.numel() == 1):
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:
-        raise InputError(f"reg_strength must be finite and at least 0, got {value!r}")
+        shown = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise InputError(f"reg_strength must be one number, finite and at least 0, got {shown}")
 
 
 def trainable(module: nn.Module) -> Params:
@@ -188,7 +189,7 @@ class Outputs(NamedTuple):
                 if "_orig_mod" not in n:
                     keep = m.register_forward_hook(lambda _, __, out, n=n: made[n].append(out))
                     stack.enter_context(keep)
-            out = f(params, x)
+            out = run(f, params, x)[0]
         heads = [n for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
         return cls(int(out.shape[-1]), heads[0] if heads else None)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,11 @@ def test_r_is_there_when_the_model_trains() -> None:
     assert lm(torch.zeros(3, 2))[1] is None
     module.train()
     assert lm(torch.zeros(3, 2))[1] is not None
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    lm = wrap(fsmap.LMAP, Net(), beta=np.float32(0.01), every=np.int64(1))
+    assert lm(torch.zeros(3, 2), reg_strength=np.float32(0.1))[1] > 0
 
 
 @pytest.mark.parametrize("mode", MODES)

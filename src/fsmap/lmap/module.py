@@ -365,7 +365,7 @@ class LogTrace(nn.Module):
         given: object = nats
         if not (isinstance(given, Real) and 0 <= float(given) < math.inf):
             raise InputError(
-                f"nats must be at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
+                f"nats must be a number, at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
             )
         self._nats = float(nats)
 
@@ -514,7 +514,7 @@ def _check_keywords(keywords: dict[str, Any], size: int) -> None:
 
 def is_zero(strength: float | Tensor | None) -> bool:
     """Whether λ is a plain 0; False for a tensor, whose value is not read."""
-    return isinstance(strength, int | float) and strength == 0
+    return isinstance(strength, Real) and strength == 0
 
 
 def _with_every(value: Tensor, every: int) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -112,8 +112,9 @@ class Options:
         mode = self.batchnorm
         if mode == "auto":
             mode = "batch" if bare else "frozen"
-        estimator = by_name(self.estimator, beta=self.beta)
-        return replace(self, px=as_px(self.px), estimator=estimator, batchnorm=mode)
+        beta = float(self.beta)
+        estimator = by_name(self.estimator, beta=beta)
+        return replace(self, px=as_px(self.px), estimator=estimator, batchnorm=mode, beta=beta)
 
     def _check_numbers(self) -> None:
         names = ("num_points", "every", "probes", *["outputs"] * (self.outputs is not None))
@@ -123,8 +124,8 @@ class Options:
             if not whole or (given < 1 and name != "seed"):
                 least = "" if name == "seed" else " of at least 1"
                 raise InputError(f"{name} must be a whole number{least}, got {given!r}")
-        if not (isinstance(self.beta, int | float) and 0 < self.beta < math.inf):
-            raise InputError(f"beta must be > 0 and finite, got {self.beta!r}")
+        if not (isinstance(self.beta, Real) and 0 < self.beta < math.inf):
+            raise InputError(f"beta must be a number > 0 and finite, got {self.beta!r}")
 
 
 def without_statistics(module: nn.Module) -> list[str]:
@@ -155,7 +156,7 @@ def check_strength(value: Any) -> None:
     """Raise InputError if λ is not None, a tensor with one entry, or a finite number ≥ 0."""
     if value is None or (isinstance(value, Tensor) and value.numel() == 1):
         return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:
         shown = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise InputError(f"reg_strength must be one number, finite and at least 0, got {shown}")

@@ -128,6 +128,13 @@ class LMAPMixin:
     A callback that was given to the Trainer is used instead.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise InputError if the mixin comes last: Lightning would not call its method."""
+        super().__init_subclass__(**options)
+        after = cls.__mro__[cls.__mro__.index(LMAPMixin) :]
+        if issubclass(cls, pl.LightningModule) and pl.LightningModule not in after:
+            raise InputError(f"LMAPMixin first: class {cls.__name__}(LMAPMixin, LightningModule)")
+
     def configure_callbacks(self) -> Any:
         """The module's callbacks and ours."""
         parent: Any = super()

@@ -58,7 +58,8 @@ CALLS = {
     "LMAP(net, px, num_points=4)({})": """
         x[:0] | point; "x" | tensor; x.to(torch.uint8) | uint8; x, scale=torch.ones(6, 1);
         x, labels=torch.ones(6, 1) | out.logits; x, x | tuple;
-        x, reg_strength=torch.ones(3) | one number
+        x, reg_strength=torch.ones(3) | one number;
+        x, reg_strength=-torch.ones(()) | at least 0
     """,
     "LMAP(net, px, num_points=4, batchnorm={})(x, scale=torch.ones(6, 1))": """
         'frozen' | scale; 'batch' | scale

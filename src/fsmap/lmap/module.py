@@ -150,8 +150,8 @@ class LMAP(Term, nn.Module):
         Args:
             x: Training points.
             *more: Not allowed: the inputs of a model that takes several are one tuple or dict.
-            reg_strength: λ. If it is given, the second value is λR; a plain 0 costs nothing and,
-                outside ``joint``, changes nothing.
+            reg_strength: λ ≥ 0 (a tensor on a GPU is not checked). If it is given, the second
+                value is λR; a plain 0 costs nothing and, outside ``joint``, changes nothing.
             drawn: What :meth:`draw` returned, for loops that capture this pass in a CUDA graph.
             **keywords: For the model, at training and at evaluation points. A tensor with an entry
                 per training point belongs into ``x`` (a dict), so that p_X draws it too; labels
@@ -512,7 +512,7 @@ def _check_keywords(keywords: dict[str, Any], size: int) -> None:
             )
 
 
-def is_zero(strength: float | Tensor | None) -> bool:
+def is_zero(strength: Any) -> bool:
     """Whether λ is a plain 0; False for a tensor, whose value is not read."""
     return isinstance(strength, Real) and strength == 0
 

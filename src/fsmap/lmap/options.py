@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnsupportedModuleError, did_you_mean
-from fsmap.functional import Forward, Functional, NoiseReplay, functional, run
+from fsmap.functional import Forward, Functional, NoiseReplay, functional, number, run
 from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.jacobian import Whitening
 from fsmap.linalg.metric import Metric, Weights
@@ -124,7 +124,8 @@ class Options:
             if not whole or (given < 1 and name != "seed"):
                 least = "" if name == "seed" else " of at least 1"
                 raise InputError(f"{name} must be a whole number{least}, got {given!r}")
-        if not (isinstance(self.beta, Real) and 0 < self.beta < math.inf):
+        beta: Any = self.beta
+        if not (isinstance(beta, Real) and 0 < float(beta) < math.inf):
             raise InputError(f"beta must be a number > 0 and finite, got {self.beta!r}")
 
 
@@ -153,11 +154,16 @@ def check_module(module: object) -> None:
 
 
 def check_strength(value: Any) -> None:
-    """Raise InputError if λ is not None, a tensor with one entry, or a finite number ≥ 0."""
-    if value is None or (isinstance(value, Tensor) and value.numel() == 1):
-        return
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:
+    """Raise InputError if λ is not None, a finite number ≥ 0, or a tensor with one entry.
+
+    A negative entry is an error on a CPU; on a GPU it is not read, which would wait for the device.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        fits = value.device.type != "cpu" or not (number(value) or 0.0) < 0
+    else:
+        real = isinstance(value, Real) and not isinstance(value, bool)
+        fits = value is None or (real and 0 <= value < math.inf)
+    if not fits:
         shown = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise InputError(f"reg_strength must be one number, finite and at least 0, got {shown}")
 

@@ -149,6 +149,7 @@ CALLS = {
         LaplacianPenalty(net, px, num_points=4).attach(scheduler) | Optimizer;
         LogTrace()(None) | None; LogTrace()(torch.ones(3)) | shape; LogTrace()(3.0) | float;
         LogTrace()((x, x[0, 0])) | tuple; LMAP(net, (x, x), num_points=4)(x) | Labels;
+        LMAP(net, px, num_points=4)({"x": x}) | a dict of;
         LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | LMAP;
         LaplacianPenalty(net, px, num_points=4)(x) | one number;
         LMAP(net, x[:, :1], num_points=4, batchnorm="frozen", outputs=1)(x) | shape;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import UserDict
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +105,8 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     torch.testing.assert_close(R, scaled(x)[1])
     assert lm.eval()(x, scale=torch.zeros(4, 1))[0].eq(0).all()
     torch.testing.assert_close(lm(x)[0], module(x))
+    lm = wrap(fsmap.LMAP, module, {"x": torch.randn(9, 2)}, batchnorm=mode)
+    torch.testing.assert_close(lm(UserDict(x=x))[0], module(x))  # as of a tokenizer
 
 
 @pytest.mark.parametrize("step", [0, 1])  # with R and without

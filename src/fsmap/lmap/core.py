@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from fsmap.errors import (
@@ -512,16 +512,17 @@ def first(out: Any, size: int, rest: int) -> Any:
 
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
-    def kinds(points: Inputs) -> list[Any]:
-        return [(t.is_floating_point(), t.shape[1:]) for t in tree_leaves(points)]
+    def kinds(points: Inputs) -> Any:
+        return tree_map(lambda t: (t.is_floating_point(), t.shape[1:]), points)
 
     def shown(points: Inputs) -> str:
-        return ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
+        found = ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
+        return found if isinstance(points, Tensor) else f"a {type(points).__name__} of {found}"
 
     if kinds(x) != kinds(evaluation):
         raise InputError(
             f"p_X draws {shown(evaluation)} and the training batch is {shown(x)}: they cannot form "
-            "one joint batch. Points must have the shape of training points, and both be "
+            "one joint batch. Points must have the shape and keys of training points, and both be "
             "floating-point or neither. Labels do not belong into p_X."
         )
     return concat_points(x, evaluation)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from numbers import Real
 from typing import Any, Self, TypeVar, Unpack
@@ -148,7 +148,7 @@ class LMAP(Term, nn.Module):
         """The model's output at training points and R.
 
         Args:
-            x: Training points.
+            x: Training points: a tensor, or a tuple or mapping of tensors.
             *more: Not allowed: the inputs of a model that takes several are one tuple or dict.
             reg_strength: λ ≥ 0 (a tensor on a GPU is not checked). If it is given, the second
                 value is λR; a plain 0 costs nothing and, outside ``joint``, changes nothing.
@@ -167,6 +167,7 @@ class LMAP(Term, nn.Module):
                 "tuple; all others by name"
             )
         compiled = torch.compiler.is_dynamo_compiling()
+        x = dict(x) if isinstance(x, Mapping) else x  # a BatchEncoding
         return self._forward(x, reg_strength, drawn, keywords, compiled)
 
     @uncompiled

@@ -488,8 +488,8 @@ class LogTrace(nn.Module):
             )
         elif self._idle:
             found[MissingEveryWarning] = (
-                f"{self._idle} times R had no gradient. With LMAP(every=k) call "
-                "penalty(R, every=k): without it the penalty is k times too weak."
+                f"{self._idle} times R had no gradient. If it was detached, give R as LMAP returned "
+                "it. With LMAP(every=k) call penalty(R, every=k): otherwise it is k times too weak."
             )
         if low:
             found[CollapseWarning] = (

@@ -72,6 +72,9 @@ CALLS = {
         net, "normal", num_points=4 | normal; net, px, num_points=0; net, px, num_points=-3;
         net, px, num_points=2.5
     """,
+    "setattr(LMAP(net, px, num_points=4), 'step', {})": """
+        1.5 | whole; "a" | whole; -1 | least 0
+    """,
     "LaplacianPenalty({})": """
         net, px, num_points=4, batchnorm="joint" | joint; net, px, num_points=0;
         Net, px, num_points=4 | Module; net, px, num_points=4, beta=0.0;

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
+from numbers import Integral
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -257,10 +258,10 @@ class Regularizer:
             self._hook.remove()
         self._hook, self._counts_passes, self._micro = None, True, 0
 
-    def set_step(self, step: int) -> None:
+    def set_step(self, step: Any) -> None:
         """Set the step; passes are micro-batches from now on."""
-        if step < 0:
-            raise InputError(f"step must be at least 0, got {step}")
+        if not isinstance(step, Integral) or step < 0:
+            raise InputError(f"step must be a whole number of at least 0, got {step!r}")
         self._counts_passes = False
         if step != self.step:
             self.step, self._micro = int(step), 0

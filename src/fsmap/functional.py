@@ -158,12 +158,11 @@ class Wrapped(Functional):
 
 def padding_rows(module: nn.Module) -> dict[str, int]:
     """``padding_idx`` of embeddings by parameter, if no other layer shares it: a constant row."""
-    names = {id(p): name for name, p in module.named_parameters()}
-    layers = list(module.modules())
-    uses = Counter(id(p) for m in layers for p in m._parameters.values())
-    found = [(m._parameters.get("weight"), m) for m in layers if isinstance(m, nn.Embedding)]
-    rows = {names.get(id(p), ""): m.padding_idx for p, m in found if uses[id(p)] == 1}
-    return {name: row for name, row in rows.items() if name and row is not None}
+    uses = Counter(p for m in module.modules() for p in m._parameters.values())
+    layers = [m for m in module.modules() if isinstance(m, nn.Embedding)]
+    rows = {m._parameters.get("weight"): m.padding_idx for m in layers}
+    found = {n: rows.get(p) for n, p in module.named_parameters() if uses[p] == 1}
+    return {name: row for name, row in found.items() if row is not None}
 
 
 def without_row(psi: Tensor, row: int | None) -> Tensor:
@@ -243,7 +242,8 @@ def tensor_of(out: Any) -> Tensor:
         return tensor
     raise UnsupportedModuleError(
         f"the module returned {type(out).__name__}, which is neither a tensor nor an object with "
-        ".logits. Pass forward=lambda module, x: ... that picks the tensor."
+        ".logits. Pass forward=lambda module, x: ... that picks the tensor, or, to keep the others "
+        "too, makes an object such as types.SimpleNamespace(logits=tensor, rest=...)."
     )
 
 

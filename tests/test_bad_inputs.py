@@ -156,7 +156,7 @@ CALLS = {
         LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | LMAP;
         LaplacianPenalty(net, px, num_points=4)(x) | one number;
         LMAP(net, x[:, :1], num_points=4, batchnorm="frozen", outputs=1)(x) | shape;
-        estimate_cost(net, x) | LMAP; holding(net)(x) | the network; holding(net).to("cpu") | holds;
+        estimate_cost(net, x) | LMAP; holding(net)(x) | the network; holding(net).cpu() | holds;
         holding(net).eval() | holds;
         estimate_cost(LMAP(net, px, num_points=4), x, repeats=0);
         train(fs_map(noise, prior, px, num_points=4, jitter=-1.0, num_data=6)) | jitter;

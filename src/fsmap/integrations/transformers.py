@@ -1,7 +1,4 @@
-"""L-MAP in the Hugging Face Trainer: ``LMAPTrainer`` in place of ``Trainer``.
-
-    trainer = LMAPTrainer(model, args, train_dataset=..., reg_strength=1e-4, num_points=16)
-    trainer.train()
+"""L-MAP in the Hugging Face Trainer: ``LMAPTrainer(..., reg_nats=0.05, num_points=16)``.
 
 The loss of a step is the Trainer's + λR, or + c·log(1 + R/R₀) with ``reg_nats=c``
 (:class:`fsmap.LogTrace`). R is taken at fresh evaluation points in every micro-batch and scaled as
@@ -134,10 +131,7 @@ class LMAPTrainerMixin(Base):
             )
         check_strength(reg_strength)
         if not isinstance(lmap, Mapping | None) or {"num_points", "px"} & set(lmap or {}):
-            raise InputError(
-                f"lmap takes a dict of further options, got {lmap!r}; num_points and px are "
-                "arguments of the trainer"
-            )
+            raise InputError(f"lmap must be a dict of options, without px and num_points: {lmap!r}")
         self.log_trace: LogTrace | None = None
         if reg_nats is not None:
             self.log_trace = reg_nats if isinstance(reg_nats, LogTrace) else LogTrace(reg_nats)

@@ -155,8 +155,7 @@ class Forward(Estimator):
         with torch.autocast(device.type, enabled=False):
             replay = NoiseReplay(f, params)
             out, state = run(f, params, x)
-            rows = getattr(f, "padding", {})
-            psi = {name: without_row(t, rows.get(name)) for name, t in probe.items()}
+            psi = {n: without_row(t, getattr(f, "padding", {}).get(n)) for n, t in probe.items()}
 
             def moved(scale: float) -> Tensor:
                 if scale == 0:

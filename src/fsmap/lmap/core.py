@@ -504,12 +504,10 @@ def first(out: Any, size: int, rest: int) -> Any:
     tensors, rebuild = take_apart(out)
     if any(t.ndim == 0 and t.requires_grad for t in tensors):
         raise InputError(
-            "the output has a loss (a scalar with a gradient), which in 'joint' is over training "
-            "and evaluation points. Leave labels out of x and p_X and compute the loss from "
-            ".logits, or use batchnorm='frozen'."
+            "in 'joint' the loss in the output is over training and evaluation points. Leave out "
+            "labels and compute the loss from .logits, or use batchnorm='frozen'."
         )
-    both = size + rest
-    return rebuild([t[:size] if t.ndim and len(t) == both else t for t in tensors])
+    return rebuild([t[:size] if t.ndim and len(t) == size + rest else t for t in tensors])
 
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:

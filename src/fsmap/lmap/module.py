@@ -140,7 +140,7 @@ class LMAP(Term, nn.Module):
     def forward(
         self,
         x: Inputs = None,
-        *more: Any,
+        *_more: Any,
         reg_strength: float | Tensor | None = None,
         drawn: Drawn | None = None,
         **keywords: Any,
@@ -148,24 +148,19 @@ class LMAP(Term, nn.Module):
         """The model's output at training points and R.
 
         Args:
-            x: Training points: a tensor, or a tuple or mapping of tensors.
-            *more: Not allowed: the inputs of a model that takes several are one tuple or dict.
+            x: Training points: a tensor, or one tuple or mapping of tensors, without labels.
             reg_strength: λ ≥ 0 (a tensor on a GPU is not checked). If it is given, the second
                 value is λR; a plain 0 costs nothing and, outside ``joint``, changes nothing.
             drawn: What :meth:`draw` returned, for loops that capture this pass in a CUDA graph.
             **keywords: For the model, at training and at evaluation points. A tensor with an entry
-                per training point belongs into ``x`` (a dict), so that p_X draws it too; labels
-                belong in neither.
+                per training point belongs into ``x`` (a dict), so that p_X draws it too.
 
         Returns:
             Output, and R (λR); R is None in ``eval()`` and under ``no_grad``. An output object with
             ``.logits`` is returned as it is, and R is that of the logits.
         """
-        if x is None or more:
-            raise InputError(
-                "lm(x) takes the batch as one argument: lm({...}) for a dict, lm((x, y)) for a "
-                "tuple; all others by name"
-            )
+        if x is None or _more:
+            raise InputError("lm takes one argument: lm({...}) for a dict, lm((x, y)) for a tuple")
         compiled = torch.compiler.is_dynamo_compiling()
         x = dict(x) if isinstance(x, Mapping) else x  # a BatchEncoding
         return self._forward(x, reg_strength, drawn, keywords, compiled)
@@ -222,10 +217,7 @@ class LMAP(Term, nn.Module):
     def children(self) -> Iterator[nn.Module]:
         """The model; raises InputError if it holds this LMAP: an endless loop."""
         if any(part is self for part in self.module.modules()):
-            raise InputError(
-                f"this LMAP is a part of the {type(self.module).__name__} that it wraps. Wrap the "
-                "network, not the module that holds the LMAP."
-            )
+            raise InputError("LMAP is around a model that holds it: wrap the network, not self")
         return super().children()
 
     def extra_repr(self) -> str:
@@ -277,12 +269,9 @@ class LaplacianPenalty(Penalty):
         """Compile R; see :meth:`LMAP.compile`."""
         self.regularizer.compiled = Compiled(options)
 
+    @uncompiled
     def __call__(self, reg_strength: float | Tensor | None = None) -> Tensor:
         """R, or λR if ``reg_strength`` is given; a plain 0 makes no pass."""
-        return self._value(reg_strength)
-
-    @uncompiled
-    def _value(self, reg_strength: float | Tensor | None) -> Tensor:
         check_strength(reg_strength)
         reg = self.regularizer
         if reg.active and not is_zero(reg_strength):
@@ -488,8 +477,8 @@ class LogTrace(nn.Module):
             )
         elif self._idle:
             found[MissingEveryWarning] = (
-                f"{self._idle} times R had no gradient. If it was detached, give R as LMAP returned "
-                "it. With LMAP(every=k) call penalty(R, every=k): otherwise it is k times too weak."
+                f"{self._idle} times R had no gradient. If it was detached, give it as returned. "
+                "With LMAP(every=k) call penalty(R, every=k), or it is k times too weak."
             )
         if low:
             found[CollapseWarning] = (

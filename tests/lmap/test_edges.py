@@ -109,18 +109,14 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     torch.testing.assert_close(lm(UserDict(x=x))[0], module(x))  # as of a tokenizer
 
 
-@pytest.mark.parametrize("step", [0, 1])  # with R and without
-def test_a_loss_over_both_kinds_of_points_is_refused(step: int) -> None:
-    def forward(module: Net, x: Tensor) -> Any:
-        return SimpleNamespace(logits=module(x), loss=module(x).mean())
-
+def test_a_loss_over_both_kinds_of_points_is_refused() -> None:
+    forward = lambda net, x: SimpleNamespace(logits=net(x), loss=net(x).mean())  # noqa: E731
     module, x = Net(), torch.randn(4, 2)
-    lms = [wrap(fsmap.LMAP, module, forward=forward, every=2, batchnorm=mode) for mode in MODES]
-    for lm in lms:
-        lm.step = step
-    torch.testing.assert_close(lms[1](x)[0].loss, module(x).mean())
-    with pytest.raises(InputError, match="compute the loss from"):
-        lms[0](x)
+    frozen, joint = (wrap(fsmap.LMAP, module, forward=forward, batchnorm=m) for m in MODES[1::-1])
+    torch.testing.assert_close(frozen(x)[0].loss, module(x).mean())
+    for strength in (0, 1):
+        with pytest.raises(InputError, match="compute the loss from"):
+            joint(x, reg_strength=strength)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -154,10 +154,7 @@ def check_module(module: object) -> None:
 
 
 def check_strength(value: Any) -> None:
-    """Raise InputError if λ is not None, a finite number ≥ 0, or a tensor with one entry.
-
-    A negative entry is an error on a CPU; on a GPU it is not read, which would wait for the device.
-    """
+    """Raise InputError if λ is not None or one number ≥ 0; a tensor on a GPU is not read."""
     if isinstance(value, Tensor) and value.numel() == 1:
         fits = value.device.type != "cpu" or not (number(value) or 0.0) < 0
     else:

@@ -56,7 +56,10 @@ CALLS = {
         scheduler | Optimizer; None | Optimizer; optimizer(Net()) | parameter
     """,
     "LMAP(net, px, num_points=4)({})": """
-        x[:0] | point; "x" | tensor; x.to(torch.uint8) | uint8; x, scale=torch.ones(6, 1)
+        x[:0] | point; "x" | tensor; x.to(torch.uint8) | uint8; x, scale=torch.ones(6, 1);
+        x, labels=torch.ones(6, 1) | out.logits; x, x | tuple; None | one argument;
+        x * nan | points; x, reg_strength=torch.ones(3) | one number;
+        x, reg_strength=-torch.ones(()) | at least 0
     """,
     "LMAP(net, px, num_points=4, batchnorm={})(x, scale=torch.ones(6, 1))": """
         'frozen' | scale; 'batch' | scale
@@ -65,6 +68,8 @@ CALLS = {
         Net, px, num_points=4 | Module; torch.tanh, px, num_points=4 | Module;
         LaplacianPenalty(net, px, num_points=4), px, num_points=4 | Module;
         nn.Linear(2, 2, dtype=torch.complex64), px, num_points=4 | complex;
+        LMAP(net, px, num_points=4), px, num_points=4 | contains;
+        nn.BatchNorm1d(2, track_running_stats=False), px, num_points=4, batchnorm="frozen" | keep;
         nn.Tanh(), px, num_points=4 | trainable; net, None, num_points=4 | None;
         net, "normal", num_points=4 | normal; net, px, num_points=0; net, px, num_points=-3;
         net, px, num_points=2.5
@@ -83,7 +88,7 @@ CALLS = {
         -0.1 | nats; nan | nats; inf | nats; None | nats; "strong" | nats; "0.1" | nats
     """,
     "suggest_strength(LaplacianPenalty(net, px, num_points=4), {})": """
-        loss=nan; loss=-1.0; loss=1.0, draws=0
+        loss=nan; loss=-1.0; loss=0.0; loss=inf; loss=1.0, draws=0
     """,
     "l_map(noise, prior, px, num_points=4, num_data=6, {})": """
         reg_strength=-1.0; reg_strength=nan; reg_strength=1.0, jitter=1.0 | reg_strength;
@@ -142,12 +147,18 @@ CALLS = {
         trace(f, p, x.long().bool, method="exact") | tensor;
         LMAP(net, torch.ones(9, 2).byte(), num_points=4)(x) | uint8;
         LMAP(net, torch.ones(9, 5), num_points=4)(x) | shape;
+        LMAP(net, lambda n, g: torch.full((n, 2), nan), num_points=4)(x) | points;
         freeze(LMAP(net, px, num_points=4))(x) | trainable;
         LaplacianPenalty(net, px, num_points=4).attach(scheduler) | Optimizer;
         LogTrace()(None) | None; LogTrace()(torch.ones(3)) | shape; LogTrace()(3.0) | float;
         LogTrace()((x, x[0, 0])) | tuple; LMAP(net, (x, x), num_points=4)(x) | Labels;
+        LMAP(net, px, num_points=4)({"x": x}) | a dict of;
         LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | LMAP;
-        estimate_cost(net, x) | LMAP;
+        LaplacianPenalty(net, px, num_points=4)(x) | one number;
+        LMAP(net, x[:, :1], num_points=4, batchnorm="frozen", outputs=1)(x) | shape;
+        net.add_module("lm", LMAP(net, px, num_points=4)) or net.lm(x) | the network;
+        net.add_module("lm", LMAP(net, px, num_points=4)) or net.eval() | holds;
+        setattr(LMAP(net, px, num_points=4), "step", 1.5) | whole; estimate_cost(net, x) | LMAP;
         estimate_cost(LMAP(net, px, num_points=4), x, repeats=0);
         train(fs_map(noise, prior, px, num_points=4, jitter=-1.0, num_data=6)) | jitter;
         fs_map(noise, prior, px, num_points=4, jitter=1.0, num_data=0) | num_data;

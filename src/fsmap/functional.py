@@ -6,6 +6,7 @@ Points are a tensor, or a dict or tuple of tensors that share their first dimens
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -73,6 +74,7 @@ class Functional:
         self._unusual = tuple(filter(may_couple, self._parts))
         self._names: set[str] = set()
         self._checked = False  # for reentrant checkpoints
+        self.padding = padding_rows(module)
         self.output: Callable[[Iterable[Tensor]], Any] | None = None  # of the last eager pass
         self.scripted = [
             name or "the module itself"
@@ -151,6 +153,24 @@ class Wrapped(Functional):
         self.inner = inner
         self.module, self.scripted, self._call = inner.module, inner.scripted, inner._call
         self._parts, self._unusual = inner._parts, inner._unusual
+        self.padding = inner.padding
+
+
+def padding_rows(module: nn.Module) -> dict[str, int]:
+    """``padding_idx`` of embeddings by parameter, if no other layer shares it: a constant row."""
+    uses = Counter(p for m in module.modules() for p in m._parameters.values())
+    layers = [m for m in module.modules() if isinstance(m, nn.Embedding)]
+    rows = {m._parameters.get("weight"): m.padding_idx for m in layers}
+    found = {n: rows.get(p) for n, p in module.named_parameters() if uses[p] == 1}
+    return {name: row for name, row in found.items() if row is not None}
+
+
+def without_row(psi: Tensor, row: int | None) -> Tensor:
+    """ψ of a parameter with zeros in one row."""
+    if row is not None:
+        psi = psi.clone()
+        psi[row] = 0.0
+    return psi
 
 
 def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Functional, Params]:
@@ -222,7 +242,8 @@ def tensor_of(out: Any) -> Tensor:
         return tensor
     raise UnsupportedModuleError(
         f"the module returned {type(out).__name__}, which is neither a tensor nor an object with "
-        ".logits. Pass forward=lambda module, x: ... that picks the tensor."
+        ".logits. Pass forward=lambda module, x: ... that picks the tensor, or, to keep the others "
+        "too, makes an object such as types.SimpleNamespace(logits=tensor, rest=...)."
     )
 
 

@@ -201,6 +201,8 @@ def test_what_cannot_be_counted_is_refused():
         def configure_optimizers(self):
             return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.1)
 
+    with pytest.raises(InputError, match="LMAPMixin first"):
+        type("Net", (pl.LightningModule, LMAPMixin), {})
     with pytest.raises(InputError, match="holds"):
         trainer().fit(Bare(), DataLoader(data(), 4))
     with pytest.raises(InputError, match="optimizers"):

@@ -203,9 +203,13 @@ def test_a_run_resumed_within_an_epoch_has_the_same_bits(tmp_path, strength):
         assert int(second.log_trace.steps) == 4
 
 
-@pytest.mark.parametrize("given", [{}, {"reg_strength": LAM, "reg_nats": 0.1}, {"reg_nats": -1.0}])
-def test_one_strength_is_given(tmp_path, given):
-    with pytest.raises(InputError, match="nats"):
+WRONG = [{}, {"reg_strength": LAM, "reg_nats": 0.1}, {"reg_nats": -1.0}]
+WRONG += [{"reg_nats": 0.1, "lmap": lmap} for lmap in (4, {"num_points": 3})]
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_wrong_options_are_refused(tmp_path, given):
+    with pytest.raises(InputError, match="lmap" if "lmap" in given else "nats"):
         trainer(tmp_path, bert(), **given)
 
 
@@ -265,6 +269,8 @@ def test_what_cannot_be_drawn_from_is_refused(tmp_path):
         trainer(tmp_path, bert(), reg_strength=LAM, train_dataset=None)
     with pytest.raises(InputError, match="Endless"):
         trainer(tmp_path, bert(), reg_strength=LAM, px=Endless())
+    with pytest.raises(InputError, match="dicts"):
+        trainer(tmp_path, bert(), reg_strength=LAM, px=["hello"]).train()
     labels_only = Collated(Texts(), pad, columns={"labels", "tokens"}, labels=["labels"])
     labels_only.collate = lambda items: {"labels": torch.zeros(len(items))}
     with pytest.raises(

@@ -240,17 +240,21 @@ def test_half_precision_and_autocast_return_what_torch_returns(dtype):
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
-def test_padding_of_an_embedding_is_constant_in_forward_mode_too(seeded):
+def test_padding_of_an_embedding_is_constant(seeded):
     net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 1))
     f, params = fsmap.functional(net)
     x = torch.tensor([[0, 1], [2, 0], [3, 4], [0, 0]])
     psi = {name: torch.randn(1, *p.shape) for name, p in params.items()}
     other = {**psi, "0.weight": psi["0.weight"].index_fill(1, torch.tensor([0]), 7.0)}
-    first, second = (fsmap.trace(f, params, x, method="jvp", probes=p).value for p in (psi, other))
-    torch.testing.assert_close(first, second)
     exact = fsmap.trace(f, params, x, method="exact").value
-    found = fsmap.trace(f, params, x, method="jvp", probes=4000)
-    assert abs(found.value - exact) < 4 * found.stderr
+    for method in ("jvp", "fd", "fd_central"):
+        one, two = (fsmap.trace(f, params, x, method=method, probes=p).value for p in (psi, other))
+        torch.testing.assert_close(one, two)
+        found = fsmap.trace(f, params, x, method=method, probes=4000)
+        assert abs(found.value - exact) < 4 * found.stderr
+    functional = fsmap.LaplacianPenalty(net, x, num_points=4, estimator="fd")
+    in_place = fsmap.InPlacePenalty(net, x, num_points=4)
+    torch.testing.assert_close(in_place.backward(), functional().detach())
 
 
 @pytest.mark.parametrize("name", ["householder_product", "solve_ex"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import UserDict
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -42,19 +45,20 @@ class Net(nn.Module):
     def forward(self, x: Tensor, scale: float | Tensor = 1.0) -> Any:
         hidden = self.first(x).tanh()
         out = scale * self.last(hidden)
-        return Result(out, (hidden,), out.mean()) if self.wraps else out
+        return Result(out, (hidden,), out.mean().detach()) if self.wraps else out
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", MODES)
 def test_all_parameters_frozen_later(way: Any, mode: str) -> None:
-    if way is not fsmap.LMAP and mode == "joint":
+    lmap = way is fsmap.LMAP
+    if not lmap and mode == "joint":
         return
     module = Net()
     term = wrap(way, module, batchnorm=mode)
     module.requires_grad_(False)
     with pytest.raises(UnsupportedModuleError, match="trainable"):
-        term.backward() if hasattr(term, "backward") else term(torch.zeros(3, 2))
+        term(torch.zeros(3, 2)) if lmap else getattr(term, "backward", term)()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -85,6 +89,11 @@ def test_r_is_there_when_the_model_trains() -> None:
     assert lm(torch.zeros(3, 2))[1] is not None
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    lm = wrap(fsmap.LMAP, Net(), beta=np.float32(0.01), every=np.int64(1))
+    assert lm(torch.zeros(3, 2), reg_strength=np.float32(0.1))[1] > 0
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_keyword_arguments_reach_the_model(mode: str) -> None:
     module, x = Net(), torch.randn(4, 2)
@@ -96,6 +105,18 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     torch.testing.assert_close(R, scaled(x)[1])
     assert lm.eval()(x, scale=torch.zeros(4, 1))[0].eq(0).all()
     torch.testing.assert_close(lm(x)[0], module(x))
+    lm = wrap(fsmap.LMAP, module, {"x": torch.randn(9, 2)}, batchnorm=mode)
+    torch.testing.assert_close(lm(UserDict(x=x))[0], module(x))  # as of a tokenizer
+
+
+def test_a_loss_over_both_kinds_of_points_is_refused() -> None:
+    forward = lambda net, x: SimpleNamespace(logits=net(x), loss=net(x).mean())  # noqa: E731
+    module, x = Net(), torch.randn(4, 2)
+    frozen, joint = (wrap(fsmap.LMAP, module, forward=forward, batchnorm=m) for m in MODES[1::-1])
+    torch.testing.assert_close(frozen(x)[0].loss, module(x).mean())
+    for strength in (0, 1):
+        with pytest.raises(InputError, match="compute the loss from"):
+            joint(x, reg_strength=strength)
 
 
 @pytest.mark.parametrize("mode", MODES)

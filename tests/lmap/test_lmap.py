@@ -236,24 +236,6 @@ def test_r_is_unbiased(mode: str) -> None:
         torch.testing.assert_close(some, found[:5], rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"px": lambda n, g: torch.full((n, 2), torch.nan)}, "points"),
-        ({"module": fsmap.LMAP(bn_net(), normal((2,)), num_points=S)}, "contains"),
-        ({"module": nn.BatchNorm1d(2, track_running_stats=False), "batchnorm": "frozen"}, "keep"),
-        ({"x": torch.full((B, 2), torch.nan)}, "points"),
-        ({"x": None}, "one argument"),
-    ],
-    ids=lambda given: given if isinstance(given, str) else next(iter(given)),
-)
-def test_bad_input_is_named(options: dict[str, Any], word: str) -> None:
-    given = {"module": bn_net(), "px": normal((2,)), "num_points": S, "x": batch()[0], **options}
-    x = given.pop("x")
-    with pytest.raises((InputError, UnsupportedModuleError), match=word):
-        fsmap.LMAP(**given)(x)
-
-
 @pytest.mark.usefixtures("seeded")
 def test_models_that_a_penalty_cannot_serve() -> None:
     module = bn_net()

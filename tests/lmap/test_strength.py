@@ -185,7 +185,7 @@ def test_a_forgotten_every_is_said_at_once():
     penalty = fsmap.LogTrace()
     call(penalty, 2.0)
     penalty(torch.tensor(0.0))
-    with pytest.warns(MissingEveryWarning):
+    with pytest.warns(MissingEveryWarning, match="detached"):
         penalty(torch.tensor(0.0))
 
 

@@ -94,9 +94,3 @@ def test_a_model_that_cannot_move_has_no_strength(seeded):
 
     with pytest.raises(InputError, match="R is 0 at this p_X, so no λ can be suggested"):
         fsmap.suggest_strength(fsmap.LaplacianPenalty(Constant(), PX, num_points=8), loss=1.0)
-
-
-@pytest.mark.parametrize("loss", [0.0, math.inf])
-def test_a_loss_out_of_range_is_named(model, loss):
-    with pytest.raises(InputError, match="loss"):
-        fsmap.suggest_strength(fsmap.LaplacianPenalty(model, PX, num_points=8), loss=loss)

@@ -1,17 +1,7 @@
 """L-MAP in Lightning: ``out, R = self.lm(x)`` in ``training_step``, counted and logged.
 
-    class Classifier(LMAPMixin, L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.lm = fsmap.LMAP(network, px, num_points=64)       # new
-
-        def training_step(self, batch, batch_idx):
-            x, y = batch
-            out, R = self.lm(x)                                    # new
-            return F.cross_entropy(out, y) + self.reg_strength * R
-
-With a strength in nats, ``self.penalty = fsmap.LogTrace(0.05)`` and ``+ self.penalty(R)``. ψ is a
-function of the optimizer step, the same on all ranks and after a resume.
+The class is ``Classifier(LMAPMixin, L.LightningModule)``; ``docs/tutorials/lightning.md`` has a
+whole one. ψ is a function of the optimizer step, the same on all ranks and after a resume.
 """
 
 from __future__ import annotations
@@ -127,6 +117,13 @@ class LMAPMixin:
 
     A callback that was given to the Trainer is used instead.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise InputError if the mixin comes last: Lightning would not call its method."""
+        super().__init_subclass__(**options)
+        after = cls.__mro__[cls.__mro__.index(LMAPMixin) :]
+        if issubclass(cls, pl.LightningModule) and pl.LightningModule not in after:
+            raise InputError(f"LMAPMixin first: class {cls.__name__}(LMAPMixin, LightningModule)")
 
     def configure_callbacks(self) -> Any:
         """The module's callbacks and ours."""

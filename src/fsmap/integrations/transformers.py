@@ -1,7 +1,4 @@
-"""L-MAP in the Hugging Face Trainer: ``LMAPTrainer`` in place of ``Trainer``.
-
-    trainer = LMAPTrainer(model, args, train_dataset=..., reg_strength=1e-4, num_points=16)
-    trainer.train()
+"""L-MAP in the Hugging Face Trainer: ``LMAPTrainer(..., reg_nats=0.05, num_points=16)``.
 
 The loss of a step is the Trainer's + λR, or + c·log(1 + R/R₀) with ``reg_nats=c``
 (:class:`fsmap.LogTrace`). R is taken at fresh evaluation points in every micro-batch and scaled as
@@ -76,6 +73,8 @@ class Collated:
         rows = choose(len(self.dataset), n, generator).tolist()
         items = [self.dataset[row] for row in rows]
         if self.columns is not None:
+            if not isinstance(items[0], Mapping):
+                raise InputError(f"px must have dicts as items, got {type(items[0]).__name__}")
             items = [{k: v for k, v in item.items() if k in self.columns} for item in items]
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(integer(generator.initial_seed(), *rows))
@@ -132,6 +131,8 @@ class LMAPTrainerMixin(Base):
                 f"{reg_strength=}, {reg_nats=}"
             )
         check_strength(reg_strength)
+        if not isinstance(lmap, Mapping | None) or {"num_points", "px"} & set(lmap or {}):
+            raise InputError(f"lmap must be a dict of options, without px and num_points: {lmap!r}")
         self.log_trace: LogTrace | None = None
         if reg_nats is not None:
             self.log_trace = reg_nats if isinstance(reg_nats, LogTrace) else LogTrace(reg_nats)

@@ -43,6 +43,7 @@ from fsmap.functional import (
     number,
     ravel,
     run,
+    without_row,
 )
 from fsmap.linalg.jacobian import Metric, Site, chunks, jvp, linearize, vjp
 from fsmap.linalg.probes import FromGenerator, Source, check_number, check_signs
@@ -154,12 +155,13 @@ class Forward(Estimator):
         with torch.autocast(device.type, enabled=False):
             replay = NoiseReplay(f, params)
             out, state = run(f, params, x)
+            psi = {n: without_row(t, getattr(f, "padding", {}).get(n)) for n, t in probe.items()}
 
             def moved(scale: float) -> Tensor:
                 if scale == 0:
                     return out
                 replay()
-                return f({name: p + scale * probe[name] for name, p in params.items()}, x)
+                return f({name: p + scale * psi[name] for name, p in params.items()}, x)
 
             high, low = (end * self.beta for end in self.ends)
             difference = flat(moved(high) - moved(low), x) / (high - low)

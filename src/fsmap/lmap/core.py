@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
+from numbers import Integral
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from fsmap.errors import (
@@ -257,10 +258,10 @@ class Regularizer:
             self._hook.remove()
         self._hook, self._counts_passes, self._micro = None, True, 0
 
-    def set_step(self, step: int) -> None:
+    def set_step(self, step: Any) -> None:
         """Set the step; passes are micro-batches from now on."""
-        if step < 0:
-            raise InputError(f"step must be at least 0, got {step}")
+        if not isinstance(step, Integral) or step < 0:
+            raise InputError(f"step must be a whole number of at least 0, got {step!r}")
         self._counts_passes = False
         if step != self.step:
             self.step, self._micro = int(step), 0
@@ -501,21 +502,26 @@ def first(out: Any, size: int, rest: int) -> Any:
     if isinstance(out, Tensor):
         return out[:size]
     tensors, rebuild = take_apart(out)
-    both = size + rest
-    return rebuild([t[:size] if t.ndim and len(t) == both else t for t in tensors])
+    if any(t.ndim == 0 and t.requires_grad for t in tensors):
+        raise InputError(
+            "in 'joint' the loss in the output is over training and evaluation points. Leave out "
+            "labels and compute the loss from .logits, or use batchnorm='frozen'."
+        )
+    return rebuild([t[:size] if t.ndim and len(t) == size + rest else t for t in tensors])
 
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
-    def kinds(points: Inputs) -> list[Any]:
-        return [(t.is_floating_point(), t.shape[1:]) for t in tree_leaves(points)]
+    def kinds(points: Inputs) -> Any:
+        return tree_map(lambda t: (t.is_floating_point(), t.shape[1:]), points)
 
     def shown(points: Inputs) -> str:
-        return ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
+        found = ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
+        return found if isinstance(points, Tensor) else f"a {type(points).__name__} of {found}"
 
     if kinds(x) != kinds(evaluation):
         raise InputError(
             f"p_X draws {shown(evaluation)} and the training batch is {shown(x)}: they cannot form "
-            "one joint batch. Points must have the shape of training points, and both be "
+            "one joint batch. Points must have the shape and keys of training points, and both be "
             "floating-point or neither. Labels do not belong into p_X."
         )
     return concat_points(x, evaluation)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import HALF, Functional, accumulate, check_points, flat
+from fsmap.functional import HALF, Functional, accumulate, check_points, flat, without_row
 from fsmap.linalg.jacobian import resolve
 from fsmap.lmap.batchnorm import unchanged, unfrozen
 from fsmap.lmap.module import Penalty, is_zero
@@ -155,7 +155,8 @@ class InPlacePenalty(Penalty):
                     # a rank never holds more than one sharded parameter whole
                     whole = torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape)
                     drawn = psi[name] if psi else stream.psi_of(name, whole, probes)
-                    _local(p).add_(_own_part(drawn[probe], p), alpha=self.options.beta)
+                    one = without_row(drawn[probe], self.regularizer.f.padding.get(name))
+                    _local(p).add_(_own_part(one, p), alpha=self.options.beta)
             _drop_gathered(self.module)
             yield
         finally:

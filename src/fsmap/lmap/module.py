@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from numbers import Real
 from typing import Any, Self, TypeVar, Unpack
@@ -140,7 +140,7 @@ class LMAP(Term, nn.Module):
     def forward(
         self,
         x: Inputs = None,
-        *,
+        *_more: Any,
         reg_strength: float | Tensor | None = None,
         drawn: Drawn | None = None,
         **keywords: Any,
@@ -148,9 +148,9 @@ class LMAP(Term, nn.Module):
         """The model's output at training points and R.
 
         Args:
-            x: Training points.
-            reg_strength: λ. If it is given, the second value is λR; a plain 0 costs nothing and,
-                outside ``joint``, changes nothing.
+            x: Training points: a tensor, or one tuple or mapping of tensors, without labels.
+            reg_strength: λ ≥ 0 (a tensor on a GPU is not checked). If it is given, the second
+                value is λR; a plain 0 costs nothing and, outside ``joint``, changes nothing.
             drawn: What :meth:`draw` returned, for loops that capture this pass in a CUDA graph.
             **keywords: For the model, at training and at evaluation points. A tensor with an entry
                 per training point belongs into ``x`` (a dict), so that p_X draws it too.
@@ -159,9 +159,10 @@ class LMAP(Term, nn.Module):
             Output, and R (λR); R is None in ``eval()`` and under ``no_grad``. An output object with
             ``.logits`` is returned as it is, and R is that of the logits.
         """
-        if x is None:
-            raise InputError("lm(x) takes the batch as one argument: lm({...}) for a dict")
+        if x is None or _more:
+            raise InputError("lm takes one argument: lm({...}) for a dict, lm((x, y)) for a tuple")
         compiled = torch.compiler.is_dynamo_compiling()
+        x = dict(x) if isinstance(x, Mapping) else x  # a BatchEncoding
         return self._forward(x, reg_strength, drawn, keywords, compiled)
 
     @uncompiled
@@ -174,6 +175,8 @@ class LMAP(Term, nn.Module):
         compiled: bool,
     ) -> tuple[Any, Tensor | None]:
         reg = self.regularizer
+        if not reg._points_checked:
+            self.children()
         reg.keywords = keywords
         try:
             if not ((self.training or self.module.training) and torch.is_grad_enabled()):
@@ -210,6 +213,12 @@ class LMAP(Term, nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step."""
         self.regularizer.step = int(state)
+
+    def children(self) -> Iterator[nn.Module]:
+        """The model; raises InputError if it holds this LMAP: an endless loop."""
+        if any(part is self for part in self.module.modules()):
+            raise InputError("LMAP is around a model that holds it: wrap the network, not self")
+        return super().children()
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
@@ -260,13 +269,10 @@ class LaplacianPenalty(Penalty):
         """Compile R; see :meth:`LMAP.compile`."""
         self.regularizer.compiled = Compiled(options)
 
+    @uncompiled
     def __call__(self, reg_strength: float | Tensor | None = None) -> Tensor:
         """R, or λR if ``reg_strength`` is given; a plain 0 makes no pass."""
         check_strength(reg_strength)
-        return self._value(reg_strength)
-
-    @uncompiled
-    def _value(self, reg_strength: float | Tensor | None) -> Tensor:
         reg = self.regularizer
         if reg.active and not is_zero(reg_strength):
             value = reg.scaled(reg().R, reg_strength)
@@ -349,7 +355,7 @@ class LogTrace(nn.Module):
         given: object = nats
         if not (isinstance(given, Real) and 0 <= float(given) < math.inf):
             raise InputError(
-                f"nats must be at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
+                f"nats must be a number, at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
             )
         self._nats = float(nats)
 
@@ -471,8 +477,8 @@ class LogTrace(nn.Module):
             )
         elif self._idle:
             found[MissingEveryWarning] = (
-                f"{self._idle} times R had no gradient. With LMAP(every=k) call "
-                "penalty(R, every=k): without it the penalty is k times too weak."
+                f"{self._idle} times R had no gradient. If it was detached, give it as returned. "
+                "With LMAP(every=k) call penalty(R, every=k), or it is k times too weak."
             )
         if low:
             found[CollapseWarning] = (
@@ -487,15 +493,18 @@ class LogTrace(nn.Module):
 def _check_keywords(keywords: dict[str, Any], size: int) -> None:
     for name, value in keywords.items():
         if isinstance(value, Tensor) and value.ndim and len(value) == size:
+            how = "Give x as a dict with it, and a p_X that draws such dicts."
+            if name.startswith("label"):
+                how = "Leave it out, and compute the loss from the output (out.logits)."
             raise InputError(
                 f"{name} has an entry for each of the {size} training points, and the evaluation "
-                "points have none. Give x as a dict with it, and a p_X that draws such dicts."
+                f"points have none. {how}"
             )
 
 
-def is_zero(strength: float | Tensor | None) -> bool:
+def is_zero(strength: Any) -> bool:
     """Whether λ is a plain 0; False for a tensor, whose value is not read."""
-    return isinstance(strength, int | float) and strength == 0
+    return isinstance(strength, Real) and strength == 0
 
 
 def _with_every(value: Tensor, every: int) -> Tensor:

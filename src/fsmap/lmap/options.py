@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnsupportedModuleError, did_you_mean
-from fsmap.functional import Forward, Functional, NoiseReplay, functional
+from fsmap.functional import Forward, Functional, NoiseReplay, functional, number, run
 from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.jacobian import Whitening
 from fsmap.linalg.metric import Metric, Weights
@@ -112,8 +112,9 @@ class Options:
         mode = self.batchnorm
         if mode == "auto":
             mode = "batch" if bare else "frozen"
-        estimator = by_name(self.estimator, beta=self.beta)
-        return replace(self, px=as_px(self.px), estimator=estimator, batchnorm=mode)
+        beta = float(self.beta)
+        estimator = by_name(self.estimator, beta=beta)
+        return replace(self, px=as_px(self.px), estimator=estimator, batchnorm=mode, beta=beta)
 
     def _check_numbers(self) -> None:
         names = ("num_points", "every", "probes", *["outputs"] * (self.outputs is not None))
@@ -123,8 +124,9 @@ class Options:
             if not whole or (given < 1 and name != "seed"):
                 least = "" if name == "seed" else " of at least 1"
                 raise InputError(f"{name} must be a whole number{least}, got {given!r}")
-        if not (isinstance(self.beta, int | float) and 0 < self.beta < math.inf):
-            raise InputError(f"beta must be > 0 and finite, got {self.beta!r}")
+        beta: Any = self.beta
+        if not (isinstance(beta, Real) and 0 < float(beta) < math.inf):
+            raise InputError(f"beta must be a number > 0 and finite, got {self.beta!r}")
 
 
 def without_statistics(module: nn.Module) -> list[str]:
@@ -152,12 +154,15 @@ def check_module(module: object) -> None:
 
 
 def check_strength(value: Any) -> None:
-    """Raise InputError if λ is not None, a tensor, or a finite number ≥ 0."""
-    if value is None or isinstance(value, Tensor):
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:
-        raise InputError(f"reg_strength must be finite and at least 0, got {value!r}")
+    """Raise InputError if λ is not None or one number ≥ 0; a tensor on a GPU is not read."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        fits = value.device.type != "cpu" or not (number(value) or 0.0) < 0
+    else:
+        real = isinstance(value, Real) and not isinstance(value, bool)
+        fits = value is None or (real and 0 <= value < math.inf)
+    if not fits:
+        shown = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise InputError(f"reg_strength must be one number, finite and at least 0, got {shown}")
 
 
 def trainable(module: nn.Module) -> Params:
@@ -188,7 +193,7 @@ class Outputs(NamedTuple):
                 if "_orig_mod" not in n:
                     keep = m.register_forward_hook(lambda _, __, out, n=n: made[n].append(out))
                     stack.enter_context(keep)
-            out = f(params, x)
+            out = run(f, params, x)[0]
         heads = [n for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
         return cls(int(out.shape[-1]), heads[0] if heads else None)
 

@@ -472,6 +472,7 @@ def _reversed_sub(x: Tensor, y: Any) -> Tensor:
 
 REPLACED_FOR_DUALS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.softmax: _with_stacklevel(softmax),
+    F.softmin: _with_stacklevel(lambda input, dim, dtype: softmax(-input, dim, dtype)),
     F.log_softmax: _with_stacklevel(log_softmax),
     **dict.fromkeys((torch.softmax, Tensor.softmax), softmax),
     **dict.fromkeys((torch.log_softmax, Tensor.log_softmax), log_softmax),

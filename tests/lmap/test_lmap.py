@@ -154,6 +154,35 @@ def test_state_dict_restores_the_stream() -> None:
     assert torch.equal(other(x)[1], lm(x)[1])
 
 
+class Sequences(nn.Module):
+    """Dropout, then a layer for which the first R takes two passes."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.drop, self.layer, self.head = (
+            nn.Dropout(0.3),
+            kind(2, 2, batch_first=True),
+            nn.Linear(2, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.drop(x)[:, None]
+        return self.head(self.layer(*[h] * (1 if isinstance(self.layer, nn.LSTM) else 3))[0][:, 0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.MultiheadAttention])
+@pytest.mark.filterwarnings("ignore::fsmap.errors.FallbackWarning")
+@pytest.mark.usefixtures("seeded", "float32")
+def test_the_first_pass_draws_as_every_other(kind: Any) -> None:
+    """A resumed run has the dropout masks of an uninterrupted one."""
+    lm, x = fsmap.LMAP(Sequences(kind), normal((2,)), num_points=S), torch.ones(B, 2)
+    noise, outputs = torch.get_rng_state(), []
+    for _ in range(2):
+        torch.set_rng_state(noise)
+        outputs.append((lm(x)[0], torch.get_rng_state()))
+    torch.testing.assert_close(outputs[1], outputs[0])
+
+
 class NoForwardMode(torch.autograd.Function):
     """x² with a backward pass of its own and no forward-mode derivative."""
 

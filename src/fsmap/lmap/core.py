@@ -32,6 +32,7 @@ from fsmap.errors import (
 )
 from fsmap.functional import (
     Functional,
+    NoiseReplay,
     State,
     Wrapped,
     call_module,
@@ -364,6 +365,7 @@ class Regularizer:
         params = self.params()
         self._names = tuple(params)
         drawn = self.draw(x, params) if drawn is None else drawn
+        replay = NoiseReplay(self.f, params)
         try:
             return self._evaluate(x, drawn, params, compiled)
         except ForwardModeError as error:
@@ -371,6 +373,7 @@ class Regularizer:
                 raise
             warnings.warn(f"{error} Using 'fd_central' from now on.", FallbackWarning, stacklevel=4)
             self.options = replace(self.options, estimator=Central(self.options.beta))
+            replay()
             return self._evaluate(x, drawn, params, compiled)
 
     def scaled(self, R: Tensor, reg_strength: float | Tensor | None) -> Tensor:

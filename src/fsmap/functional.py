@@ -116,7 +116,7 @@ class Functional:
         if not (compiling or self._checked) and out.grad_fn is not None:
             check_not_recomputed(out)
             self._checked = True
-        return out, State(buffers, parts)
+        return out, State({n: values[f"module.{n}"] for n in buffers}, parts)
 
     def _check_names(self, params: Params) -> None:
         """Raise for names that ``functional_call`` would ignore; a subset of names is allowed."""

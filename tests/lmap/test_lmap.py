@@ -59,6 +59,28 @@ def test_running_statistics(mode: str, estimator: str) -> None:
             assert torch.equal(buffer, module.get_buffer(name)), name
 
 
+class Counting(nn.Linear):
+    """Sets a buffer anew in every pass."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 3)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes = self.passes + 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("estimator", ["fd", "jvp", "vjp", "exact"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("seeded")
+def test_buffers_that_are_set_anew(mode: str, estimator: str) -> None:
+    module = Counting()
+    lm = fsmap.LMAP(module, normal((2,)), num_points=S, batchnorm=mode, estimator=estimator)
+    lm(batch()[0]), lm(batch()[0])
+    assert module.passes == 2
+
+
 def test_eval_and_no_grad() -> None:
     module, (x, _) = bn_net(), batch()
     lm = fsmap.LMAP(module, normal((2,)), num_points=S)
@@ -159,11 +181,8 @@ class Sequences(nn.Module):
 
     def __init__(self, kind: Any) -> None:
         super().__init__()
-        self.drop, self.layer, self.head = (
-            nn.Dropout(0.3),
-            kind(2, 2, batch_first=True),
-            nn.Linear(2, 3),
-        )
+        self.drop, self.head = nn.Dropout(0.3), nn.Linear(2, 3)
+        self.layer = kind(2, 2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.drop(x)[:, None]

@@ -128,11 +128,13 @@ def evaluate(
     out: Tensor | None = None
     changes: list[bn.Change] = []
     parts: tuple[Tensor, ...] = ()
+    whole, rebuild = f, None
     if x is not None:
         records = frozen and any(m.training for m in bn.unfrozen(f.module))
         with bn.recording(changes) if records else nullcontext():
             out, state = f.with_state(params, x, buffers)
         buffers, parts = state.buffers, state.parts
+        rebuild = None if torch.compiler.is_compiling() else f.output
     share = 1.0
     if drawn.rows is not None:
         assert outputs is not None
@@ -145,6 +147,8 @@ def evaluate(
         ):
             f.prepare(params, drawn.points, buffers)
         value, _, _ = _laplacian(f, params, buffers, drawn.points, drawn, options, options.metric)
+    if not torch.compiler.is_compiling():
+        whole.output = rebuild  # of the training pass, not of the evaluation points'
     return Evaluation(out, share * value, buffers, parts)
 
 
@@ -298,6 +302,8 @@ class Regularizer:
             return found.out
         assert self.f.output is not None
         out = self.f.output(found.parts)
+        if self.compiled is None:  # it holds what is no tensor, such as a cache of keys
+            self.f.output = None
         joint = self.options.batchnorm == "joint"
         return first(out, size, self.options.num_points) if joint else out
 

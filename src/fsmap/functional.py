@@ -452,7 +452,8 @@ class NoiseReplay:
     def __init__(self, f: ModelFn, params: Params) -> None:
         device = next(iter(params.values())).device
         self._restore: list[Callable[[], None]] = []
-        if not is_pointwise(f):
+        traced = torch.compiler.is_compiling() or capturing(device)
+        if not (traced and is_pointwise(f)):
             self._restore.append(partial(torch.set_rng_state, torch.get_rng_state()))
             if device.type == "cuda":
                 state = torch.cuda.get_rng_state(device)
@@ -474,6 +475,18 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Context manager: torch's CPU and device generators are restored at the end, seeded before."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        if seed is not None and device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def is_random(module: nn.Module) -> bool:
@@ -568,9 +581,14 @@ def check_not_recomputed(out: Any) -> None:
 HALF = (torch.bfloat16, torch.float16)
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def number(tensor: Tensor) -> float | None:
     """The value of a 0-dimensional tensor, or None under vmap or graph capture."""
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+    if capturing(tensor.device):
         return None
     try:
         return float(tensor.detach())

@@ -149,7 +149,6 @@ def multi_head_attention_forward(
 
 def _joint_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor) -> Tensor | None:
     """The mask to add to the scores ``[B, H, L, S]``; bool masks are True where to ignore."""
-
     if mask is not None:
         mask = _added(mask.unflatten(0, query.shape[:2]) if mask.ndim == 3 else mask, query)
     if padding is None:

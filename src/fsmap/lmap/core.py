@@ -36,12 +36,14 @@ from fsmap.functional import (
     State,
     Wrapped,
     call_module,
+    capturing,
     check_points,
     concat_points,
     count,
     is_random,
     num_points,
     number,
+    seeded,
     take_apart,
 )
 from fsmap.linalg.estimators import Central, Probes, draws_normal
@@ -128,7 +130,7 @@ def evaluate(
     out: Tensor | None = None
     changes: list[bn.Change] = []
     parts: tuple[Tensor, ...] = ()
-    whole, rebuild = f, None
+    made_by, rebuild = f, None
     if x is not None:
         records = frozen and any(m.training for m in bn.unfrozen(f.module))
         with bn.recording(changes) if records else nullcontext():
@@ -148,7 +150,7 @@ def evaluate(
             f.prepare(params, drawn.points, buffers)
         value, _, _ = _laplacian(f, params, buffers, drawn.points, drawn, options, options.metric)
     if not torch.compiler.is_compiling():
-        whole.output = rebuild  # of the training pass, not of the evaluation points'
+        made_by.output = rebuild  # of the training pass, not of the evaluation points'
     return Evaluation(out, share * value, buffers, parts)
 
 
@@ -461,12 +463,9 @@ class Regularizer:
     @contextmanager
     def own_noise(self) -> Iterator[None]:
         """Random layers draw from this step's seed; the random state is restored at the end."""
-        if not any(map(is_random, self.module.modules())):
-            yield
-            return
         device = next(self.module.parameters()).device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(self.stream().noise())
+        draws = not capturing(device) or any(map(is_random, self.module.modules()))
+        with seeded(self.stream().noise(), device) if draws else nullcontext():
             yield
 
 

@@ -281,14 +281,14 @@ def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls) -> Factors:
     def one(taps: list[Tensor], own: Params, point: Inputs) -> tuple[Tensor, list[Tensor]]:
         with CallRecorder(layered, taps) as recorder:
             out = f({**params, **own}, tree_map(lambda t: t[None], point))
-        return out.reshape(-1), recorder.finish()
+        return out.reshape(-1), recorder.finish(calls)
 
     def whole(taps: list[Tensor], own: Params) -> tuple[Tensor, list[Tensor]]:
         if not batch:
             return vmap(one)(taps, own, x)
         with CallRecorder(layered, [tap[:, 0] for tap in taps]) as recorder:
             out = f(params, x)
-        return flat(out, x), [h[:, None] for h in recorder.finish()]
+        return flat(out, x), [h[:, None] for h in recorder.finish(calls)]
 
     like = next(iter(params.values()))
     taps = [like.new_zeros(S, *call.shape) for call in calls.layers]
@@ -455,7 +455,7 @@ def recorded_calls(f: ModelFn, params: Params, x: Inputs) -> Calls:
     known = _recorded_of(f)
     leaves = [x] if isinstance(x, Tensor) else tree_leaves(x)
     shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
-    key = (tuple(params), getattr(f, "modes", ()), shapes)
+    key = (tuple((n, p.shape) for n, p in params.items()), getattr(f, "modes", ()), shapes)
     if key not in known:
         replay = NoiseReplay(f, params)
         first = take_points(x, slice(0, 1)) if is_pointwise(f) else x
@@ -530,9 +530,9 @@ class CallRecorder(SecondOrder):
             raise RuntimeError(OTHER_CALLS)
         return out + self._taps[index].to(out.dtype)
 
-    def finish(self) -> list[Tensor]:
-        """The inputs of all calls; raises RuntimeError if there is not one for each tap."""
-        if self._taps is not None and (self.others or len(self.layers) != len(self._taps)):
+    def finish(self, known: Calls) -> list[Tensor]:
+        """The inputs of all calls; raises RuntimeError if they are not the known ones."""
+        if self.others or [c[:2] for c in self.layers] != [c[:2] for c in known.layers]:
             raise RuntimeError(OTHER_CALLS)
         return self.inputs
 

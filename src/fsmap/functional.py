@@ -478,6 +478,20 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def replaced_forward(layer: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Context manager: another ``forward`` of a module; one that an object had is put back."""
+    own = vars(layer).get("forward")
+    layer.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del layer.forward
+        else:
+            layer.forward = own
+
+
+@contextmanager
 def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
     """Context manager: torch's CPU and device generators are restored at the end, seeded before."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

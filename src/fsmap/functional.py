@@ -69,8 +69,8 @@ class Functional:
     def __init__(self, module: nn.Module, forward: Forward | None = None) -> None:
         self.module = module
         self._call = _Call(module, forward or call_module)
-        self._parts = tuple(module.modules())
-        self._unusual = tuple(filter(may_couple, self._parts))
+        self.parts: tuple[nn.Module, ...] = ()
+        self.look_again()
         self._names: set[str] = set()
         self._checked = False  # for reentrant checkpoints
         self.output: Callable[[Iterable[Tensor]], Any] | None = None  # of the last eager pass
@@ -80,6 +80,14 @@ class Functional:
             if isinstance(part, torch.jit.ScriptModule)
         ]
 
+    def look_again(self) -> bool:
+        """Find the parts of the module; returns whether they are other ones than before."""
+        parts = tuple(self.module.modules())
+        if parts == self.parts:
+            return False
+        self.parts, self._unusual = parts, tuple(filter(may_couple, parts))
+        return True
+
     @property
     def pointwise(self) -> bool:
         """Whether a point's output depends on that point alone, with no random stream."""
@@ -88,7 +96,7 @@ class Functional:
     @property
     def modes(self) -> tuple[bool, ...]:
         """Which parts of the module are in training mode."""
-        return tuple(part.training for part in self._parts)
+        return tuple(part.training for part in self.parts)
 
     def __call__(self, params: Params, x: Inputs) -> Tensor:
         """The module's output at ``params``."""
@@ -150,7 +158,7 @@ class Wrapped(Functional):
     def __init__(self, inner: Functional) -> None:
         self.inner = inner
         self.module, self.scripted, self._call = inner.module, inner.scripted, inner._call
-        self._parts, self._unusual = inner._parts, inner._unusual
+        self.parts, self._unusual = inner.parts, inner._unusual
 
 
 def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Functional, Params]:

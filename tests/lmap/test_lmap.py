@@ -176,6 +176,19 @@ def test_state_dict_restores_the_stream() -> None:
     assert torch.equal(other(x)[1], lm(x)[1])
 
 
+@pytest.mark.parametrize("estimator", ["exact", "jvp"])
+@pytest.mark.usefixtures("seeded")
+def test_layers_that_are_replaced_later_are_seen(estimator: str) -> None:
+    module, (x, _) = nn.Sequential(nn.Linear(2, 6), nn.Linear(6, 3)), batch()
+    options = {"num_points": S, "batchnorm": "batch", "estimator": estimator, "outputs": 2}
+    lm = fsmap.LMAP(module, normal((2,)), **options)
+    lm(x)
+    module[1] = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+    other = fsmap.LMAP(copy.deepcopy(module), normal((2,)), **options)
+    other.step = lm.step
+    torch.testing.assert_close(lm(x), other(x))
+
+
 class Sequences(nn.Module):
     """Dropout, then a layer for which the first R takes two passes."""
 

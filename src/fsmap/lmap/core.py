@@ -240,7 +240,6 @@ class Regularizer:
         self._points_checked = self._warned = False
         self._outputs: Outputs | None = None
         self._names: tuple[str, ...] = ()
-        self._synchronizes = any(isinstance(m, nn.SyncBatchNorm) for m in module.modules())
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy belongs to another model: it counts passes."""
@@ -292,7 +291,9 @@ class Regularizer:
 
     def params(self) -> Params:
         """The trainable parameters, live."""
-        _check_not_sharded(self.module)
+        if self.f.look_again():
+            self._outputs = None  # the layer that computes them may be another one
+        _check_not_sharded(self.f)
         return trainable(self.module)
 
     def _call_module(self, module: nn.Module, x: Inputs) -> Any:
@@ -428,7 +429,7 @@ class Regularizer:
 
     def _evaluate(self, x: Inputs | None, drawn: Drawn, params: Params, asked: bool) -> Evaluation:
         eager = partial(self._eager, x, drawn, params)
-        eagerly = self._synchronizes or not torch.is_grad_enabled()
+        eagerly = _synchronizes(self.f) or not torch.is_grad_enabled()
         compiler = None if eagerly else self._compiler(asked)
         if compiler is None:
             return eager()
@@ -440,10 +441,10 @@ class Regularizer:
         options.estimator.check(params)
         joint = options.batchnorm == "joint" and x is not None
         sync: AbstractContextManager[None] = nullcontext()
-        if self._synchronizes:
+        if _synchronizes(self.f):
             sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
         tangents = not options.estimator.full_precision
-        with sync, _compiled_parts_eager(self.module) if tangents else nullcontext():
+        with sync, _compiled_parts_eager(self.f) if tangents else nullcontext():
             return self._pure(x, drawn, params, nullcontext if joint else self.own_noise)
 
     def _pure(
@@ -464,25 +465,29 @@ class Regularizer:
     def own_noise(self) -> Iterator[None]:
         """Random layers draw from this step's seed; the random state is restored at the end."""
         device = next(self.module.parameters()).device
-        draws = not capturing(device) or any(map(is_random, self.module.modules()))
+        draws = not capturing(device) or any(map(is_random, self.f.parts))
         with seeded(self.stream().noise(), device) if draws else nullcontext():
             yield
 
 
-def _compiled_parts_eager(module: nn.Module) -> AbstractContextManager[Any]:
+def _synchronizes(f: Functional) -> bool:
+    return any(isinstance(part, nn.SyncBatchNorm) for part in f.parts)
+
+
+def _compiled_parts_eager(f: Functional) -> AbstractContextManager[Any]:
     """Context manager: compiled submodules run eagerly, so that tangents are not lost in them."""
     compiled = "torch._dynamo" in sys.modules and any(
         hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None
-        for m in module.modules()
+        for m in f.parts
     )
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def _check_not_sharded(module: nn.Module) -> None:
+def _check_not_sharded(f: Functional) -> None:
     """Raise if FSDP manages a part: a functional pass would ignore the parameters it is given."""
-    sharded = any(hasattr(p, "placements") for p in module.parameters() if p.requires_grad)
+    sharded = any(hasattr(p, "placements") for p in f.module.parameters() if p.requires_grad)
     # FSDP marks what it manages for the compiler: the only trace that a wrapper outside leaves
-    if sharded or any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules()):
+    if sharded or any(getattr(m, "_is_fsdp_managed_module", False) for m in f.parts):
         raise UnsupportedModuleError(
             "the parameters are sharded (FSDP): a functional pass would ignore ψ and return R = 0 "
             "without an error. Under FSDP2 (fully_shard) use fsmap.InPlacePenalty, which moves the "

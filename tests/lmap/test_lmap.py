@@ -167,13 +167,19 @@ def test_detached_another_optimizer_or_a_trainer_may_count() -> None:
     assert penalty.step == 4
 
 
-def test_state_dict_restores_the_stream() -> None:
-    (x, _), lm = batch(), fsmap.LMAP(bn_net(), normal((2,)), num_points=S)
-    lm(x), lm(x)
-    other = fsmap.LMAP(bn_net(3), normal((2,)), num_points=S)
-    other.load_state_dict(lm.state_dict())
-    assert other.step == 2
-    assert torch.equal(other(x)[1], lm(x)[1])
+@pytest.mark.parametrize("way", [fsmap.LMAP, fsmap.LaplacianPenalty])
+def test_state_dict_restores_the_stream(way: Any) -> None:
+    (x, _), module = batch(), bn_net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    first, other = (way(module, normal((2,)), num_points=S).attach(optimizer) for _ in range(2))
+    first.step = 2
+    state = first.state_dict()
+    for term in (first, other):
+        arguments = (x,) if way is fsmap.LMAP else ()
+        term(*arguments)  # a micro-batch, which the state is not in the middle of
+        term.load_state_dict(state)
+    assert first.regularizer.stream() == other.regularizer.stream() == Stream(0, 2)
+    assert torch.equal(first.regularizer.draw().points, other.regularizer.draw().points)
 
 
 @pytest.mark.parametrize("estimator", ["exact", "jvp"])

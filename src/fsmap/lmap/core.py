@@ -271,6 +271,10 @@ class Regularizer:
         if step != self.step:
             self.step, self._micro = int(step), 0
 
+    def restore(self, step: int) -> None:
+        """Go to the first pass of a step, and count as before."""
+        self.step, self._micro = step, 0
+
     def after_pass(self) -> None:
         """Go to the next step, or to the next micro-batch if passes are not steps."""
         if self._counts_passes:

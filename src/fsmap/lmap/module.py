@@ -209,7 +209,7 @@ class LMAP(Term, nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step."""
-        self.regularizer.step = int(state)
+        self.regularizer.restore(int(state))
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
@@ -243,7 +243,7 @@ class Penalty(Term):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the step."""
-        self.regularizer.step = int(state["step"])
+        self.regularizer.restore(int(state["step"]))
 
 
 @_with_all_options

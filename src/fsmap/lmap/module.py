@@ -180,7 +180,6 @@ class LMAP(Term, nn.Module):
                 return reg.plain(x, compiled=compiled), None
             check_strength(reg_strength)
             size = num_points(x)
-            _check_keywords(keywords, size)
             if reg.active and not is_zero(reg_strength):
                 found = reg(x, drawn=drawn, compiled=compiled)
                 out, value = reg.output(found, size), reg.scaled(found.R, reg_strength)
@@ -190,6 +189,14 @@ class LMAP(Term, nn.Module):
                 out = reg.plain(reg.joined(x, drawn) if joint else x, compiled=compiled)
                 value = _zero(tensor_of(out))
                 out = first(out, size, reg.options.num_points) if joint else out
+        except InputError as error:
+            if not keywords:
+                raise
+            raise InputError(
+                f"{error} The evaluation points have the same {', '.join(keywords)} as the "
+                "training points. What has an entry for each training point belongs into x, as a "
+                "dict, and p_X draws such dicts."
+            ) from error
         finally:
             reg.keywords = {}
         reg.after_pass()
@@ -482,15 +489,6 @@ class LogTrace(nn.Module):
         self._warned = bool(found)
         for kind, message in found.items():
             warnings.warn(message, kind, stacklevel=5)
-
-
-def _check_keywords(keywords: dict[str, Any], size: int) -> None:
-    for name, value in keywords.items():
-        if isinstance(value, Tensor) and value.ndim and len(value) == size:
-            raise InputError(
-                f"{name} has an entry for each of the {size} training points, and the evaluation "
-                "points have none. Give x as a dict with it, and a p_X that draws such dicts."
-            )
 
 
 def is_zero(strength: float | Tensor | None) -> bool:

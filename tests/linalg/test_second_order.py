@@ -55,6 +55,7 @@ LAYERS = {
     "softmax_of_torch": (lambda x: torch.softmax(x, -1, torch.float64) * W, (S, 6)),
     "logsumexp": (lambda x: x.logsumexp(-1, keepdim=True).sin(), (S, 6)),
     "softmin": (lambda x: F.softmin(x, -1), (S, 6)),
+    "by_keyword": (lambda x: torch.add(x.sin(), other=W), (S, 6)),
     "numbers": (lambda x: (2 - x.sin() / 3) * (1 + 0.5 * x.cos() - 4), (S, 6)),
     "constants": (lambda x: (W - x.sin()) * (x * W + W) - (x - W) / W + W / (1 + x * x), (S, 6)),
     "in_place_after_sum": (lambda x: (x.sin() + W).relu_() * x.sin(), (S, 6)),

@@ -437,7 +437,8 @@ def _arithmetic(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``torch.add``, ``sub``, ``mul`` or ``div``, quicker where one operand has no tangent."""
     with_number = getattr(torch.ops.aten, function.__name__).Scalar
 
-    def call(x: Any, y: Any, **options: Any) -> Tensor:
+    def call(input: Any, other: Any, **options: Any) -> Tensor:
+        x, y = input, other
         if options or not isinstance(x, Tensor) or not eager_duals():
             return function(x, y, **options)
         if isinstance(y, int | float):

@@ -131,6 +131,18 @@ def test_exact_in_parts_and_errors_of_one_probe(generator, monkeypatch):
     assert torch.isnan(trace(case, "jvp", generator=generator).stderr)
 
 
+@pytest.mark.parametrize("method", RANDOM)
+def test_probes_of_a_random_function_run_in_turn(method, seeded):
+    """Which vmap refuses, and nothing about the module tells."""
+
+    class Random(nn.Linear):
+        def forward(self, x):
+            return F.rrelu(super().forward(x), training=True)
+
+    f, params = fsmap.functional(Random(3, 2))
+    assert fsmap.trace(f, params, torch.randn(5, 3), method=method, probes=2).stderr > 0
+
+
 def test_without_a_generator_torchs_own_is_used(seeded):
     case = cases.case("wide")
     assert trace(case, "jvp").value != trace(case, "jvp").value

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.errors import FsmapError, InputError
 from fsmap.functional import (
     HALF,
     NoiseReplay,
@@ -336,7 +336,7 @@ def over_probes(
             with differentiable_attention():  # the fused kernels cannot be vmapped
                 values: Tensor = vmap(one, chunk_size=chunk)(probes)
             return values
-        except (RuntimeError, UnsupportedModuleError):
+        except (RuntimeError, FsmapError):
             pass  # if vmap is not the reason it fails again below
     return torch.stack([one(tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
 

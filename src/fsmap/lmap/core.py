@@ -209,7 +209,11 @@ def _shaped(flat: Tensor, params: Params) -> Params:
 def call_after_steps(
     optimizer: torch.optim.Optimizer, attached: RemovableHandle | None, call: Callable[[], None]
 ) -> RemovableHandle:
-    """Call a function after every optimizer step; a step that GradScaler skips does not count."""
+    """Call a function after every optimizer step.
+
+    A step that GradScaler skips does not count, unless the optimizer is fused: then the device
+    alone knows of it.
+    """
     given: object = optimizer
     if not isinstance(given, torch.optim.Optimizer):
         raise InputError(f"attach takes a torch.optim.Optimizer, got {type(given).__name__}")

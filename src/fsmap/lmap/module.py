@@ -406,7 +406,10 @@ class LogTrace(nn.Module):
         return torch.addcmul(value, strength, R - R.detach())
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
-        """Count this optimizer's steps instead of calls; one that a GradScaler skips is no step."""
+        """Count this optimizer's steps instead of calls.
+
+        A step that a GradScaler skips is none, unless the optimizer is fused.
+        """
         after = lambda: self._step(*self._means(*self.sums[:2]))  # noqa: E731
         self._hook = call_after_steps(optimizer, self._hook, after)
         return self

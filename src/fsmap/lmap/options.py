@@ -17,8 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fsmap.errors import InputError, UnsupportedModuleError, did_you_mean
 from fsmap.functional import Forward, Functional, NoiseReplay, functional, replaced_forward
 from fsmap.linalg.estimators import Estimator, by_name
-from fsmap.linalg.jacobian import Whitening
-from fsmap.linalg.metric import Metric, Weights
+from fsmap.linalg.metric import Metric, Weights, Whitening
 from fsmap.px import EvalDistribution, Stream, as_px, generator
 from fsmap.types import Inputs, Params
 

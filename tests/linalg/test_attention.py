@@ -83,25 +83,17 @@ def test_options_are_those_of_torch(name, extra, seeded, monkeypatch):
 
 @pytest.mark.parametrize("estimator", ["jvp", "vjp", "exact", "fd"])
 def test_left_padding_in_a_causal_encoder(estimator, seeded):
-    class Decoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(E, H, 16, 0.0, batch_first=True, norm_first=True)
-            self.table, self.head = nn.Embedding(9, E), nn.Linear(E, 3)
-            self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-        def forward(self, ids):
-            causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
-            hidden = self.body(self.table(ids), mask=causal, src_key_padding_mask=ids == 0)
-            return self.head(hidden[:, -1])
-
-    net, ids = Decoder(), torch.tensor([[0, 0, 3, 4], [1, 2, 3, 4]])
-    expected = net(ids)
-    out, R = fsmap.LMAP(net, lambda n, g: ids[:n], num_points=2, estimator=estimator)(ids)
-    torch.testing.assert_close(out, expected)
+    layer = nn.TransformerEncoderLayer(E, H, 16, 0.0, batch_first=True)
+    causal = torch.ones(L, L).triu(1).bool()
+    forward = lambda m, x: m(x, causal, x[..., 0] == 0)  # noqa: E731
+    x = torch.randn(3, L, E)
+    x[0, :2] = 0  # left padding: the first token sees nothing
+    px, options = lambda n, g: x[:n], {"estimator": estimator, "forward": forward}
+    out, R = fsmap.LMAP(layer, px, num_points=2, **options)(x)
+    torch.testing.assert_close(out, forward(layer, x))
     (out.sum() + R).backward()
     assert R > 0
-    assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.grad is not None)
+    assert all(torch.isfinite(p.grad).all() for p in layer.parameters())
 
 
 def test_self_attention_is_projected_once(seeded):

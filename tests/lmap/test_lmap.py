@@ -59,24 +59,17 @@ def test_running_statistics(mode: str, estimator: str) -> None:
             assert torch.equal(buffer, module.get_buffer(name)), name
 
 
-class Counting(nn.Linear):
-    """Sets a buffer anew in every pass."""
-
-    def __init__(self) -> None:
-        super().__init__(2, 3)
-        self.register_buffer("passes", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes = self.passes + 1
-        return super().forward(x)
-
-
 @pytest.mark.parametrize("estimator", ["fd", "jvp", "vjp", "exact"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.usefixtures("seeded")
 def test_buffers_that_are_set_anew(mode: str, estimator: str) -> None:
-    module = Counting()
-    lm = fsmap.LMAP(module, normal((2,)), num_points=S, batchnorm=mode, estimator=estimator)
+    def forward(module: Any, x: Tensor) -> Tensor:
+        module.passes = module.passes + 1
+        return module(x)
+
+    module, options = nn.Linear(2, 3), {"num_points": S, "batchnorm": mode, "estimator": estimator}
+    module.register_buffer("passes", torch.zeros(()))
+    lm = fsmap.LMAP(module, normal((2,)), forward=forward, **options)
     lm(batch()[0]), lm(batch()[0])
     assert module.passes == 2
 
@@ -195,50 +188,6 @@ def test_layers_that_are_replaced_later_are_seen(estimator: str) -> None:
     torch.testing.assert_close(lm(x), other(x))
 
 
-class Sequences(nn.Module):
-    """Dropout, then a layer for which the first R takes two passes."""
-
-    def __init__(self, kind: Any) -> None:
-        super().__init__()
-        self.drop, self.head = nn.Dropout(0.3), nn.Linear(2, 3)
-        self.layer = kind(2, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.drop(x)[:, None]
-        return self.head(self.layer(*[h] * (1 if isinstance(self.layer, nn.LSTM) else 3))[0][:, 0])
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.MultiheadAttention])
-@pytest.mark.filterwarnings("ignore::fsmap.errors.FallbackWarning")
-@pytest.mark.usefixtures("seeded", "float32")
-def test_the_first_pass_draws_as_every_other(kind: Any) -> None:
-    """A resumed run has the dropout masks of an uninterrupted one."""
-    lm, x = fsmap.LMAP(Sequences(kind), normal((2,)), num_points=S), torch.ones(B, 2)
-    noise, outputs = torch.get_rng_state(), []
-    for _ in range(2):
-        torch.set_rng_state(noise)
-        outputs.append((lm(x)[0], torch.get_rng_state()))
-    torch.testing.assert_close(outputs[1], outputs[0])
-
-
-class NoForwardMode(torch.autograd.Function):
-    """x² with a backward pass of its own and no forward-mode derivative."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.square()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
-        return 2 * ctx.saved_tensors[0] * grad
-
-
 class Body(nn.Module):
     """A small network whose middle is called through ``how``."""
 
@@ -250,19 +199,38 @@ class Body(nn.Module):
         return self.head(self.how(self.body, x))
 
 
-@pytest.mark.usefixtures("seeded")
+def sequences(m: nn.Sequential, x: Tensor) -> Tensor:
+    h = m[0](x)[:, None]
+    return m[2](m[1](*[h] * (1 if isinstance(m[1], nn.LSTM) else 3))[0][:, 0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.MultiheadAttention])
+@pytest.mark.filterwarnings("ignore::fsmap.errors.FallbackWarning")
+@pytest.mark.usefixtures("seeded", "float32")
+def test_the_first_pass_draws_as_every_other(kind: Any) -> None:
+    """Two passes are made; a resumed run has the dropout masks of an uninterrupted one."""
+    module = nn.Sequential(nn.Dropout(0.3), kind(2, 2, batch_first=True), nn.Linear(2, 3))
+    lm = fsmap.LMAP(module, normal((2,)), num_points=S, forward=sequences)
+    noise, outputs = torch.get_rng_state(), []
+    for _ in range(2):
+        torch.set_rng_state(noise)
+        outputs.append((lm(torch.ones(B, 2))[0], torch.get_rng_state()))
+    torch.testing.assert_close(outputs[1], outputs[0])
+
+
+@pytest.mark.usefixtures("seeded", "float32")
 def test_forward_mode_missing_falls_back_with_one_warning() -> None:
-    module = Body(lambda body, x: NoForwardMode.apply(body(x)))
-    twin = Body(lambda body, x: body(x).square())
-    twin.load_state_dict(module.state_dict())
-    penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=3)
+    module = nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2, batch_first=True), nn.Linear(2, 3))
+    options = {"num_points": 3, "forward": sequences}
+    penalty = fsmap.LaplacianPenalty(module, normal((2,)), **options)
     with pytest.warns(FallbackWarning, match="fd_central"):
         value = penalty()
-    expected = fsmap.LaplacianPenalty(twin, normal((2,)), num_points=3, estimator="fd_central")()
-    assert value.item() == pytest.approx(expected.item(), rel=1e-9)
+    expected = fsmap.LaplacianPenalty(module, normal((2,)), estimator="fd_central", **options)()
+    assert value.item() == expected.item()
     assert penalty().item() > 0  # warnings are errors here: none came
+    f, params = fsmap.functional(module, forward=sequences)
     with pytest.raises(UnsupportedModuleError, match="differentiation"):
-        fsmap.trace(*fsmap.functional(module), torch.zeros(3, 2), method="jvp")
+        fsmap.trace(f, params, torch.zeros(3, 2), method="jvp")
 
 
 @pytest.mark.parametrize("estimator", ["fd", "fd_central", "jvp", "vjp"])
@@ -278,7 +246,7 @@ def test_checkpointing_is_refused_by_name(reentrant: bool, estimator: str) -> No
         penalty()
     x = torch.zeros(4, 2, requires_grad=True)
     module(x).sum().backward()  # the refusal leaves ordinary use alone
-    assert body.body.weight.grad is not None
+    assert body.body.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -208,11 +208,7 @@ def _shaped(flat: Tensor, params: Params) -> Params:
 def call_after_steps(
     optimizer: torch.optim.Optimizer, attached: RemovableHandle | None, call: Callable[[], None]
 ) -> RemovableHandle:
-    """Call a function after every optimizer step.
-
-    A step that GradScaler skips does not count, unless the optimizer is fused: then the device
-    alone knows of it.
-    """
+    """Call a function after every step; a fused optimizer also after those GradScaler skips."""
     given: object = optimizer
     if not isinstance(given, torch.optim.Optimizer):
         raise InputError(f"attach takes a torch.optim.Optimizer, got {type(given).__name__}")
@@ -436,7 +432,8 @@ class Regularizer:
 
     def _evaluate(self, x: Inputs | None, drawn: Drawn, params: Params, asked: bool) -> Evaluation:
         eager = partial(self._eager, x, drawn, params)
-        eagerly = _synchronizes(self.f) or not torch.is_grad_enabled()
+        synchronizes = any(isinstance(part, nn.SyncBatchNorm) for part in self.f.parts)
+        eagerly = synchronizes or not torch.is_grad_enabled()
         compiler = None if eagerly else self._compiler(asked)
         if compiler is None:
             return eager()
@@ -447,9 +444,7 @@ class Regularizer:
         options = self.options
         options.estimator.check(params)
         joint = options.batchnorm == "joint" and x is not None
-        sync: AbstractContextManager[None] = nullcontext()
-        if _synchronizes(self.f):
-            sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
+        sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
         tangents = not options.estimator.full_precision
         with sync, _compiled_parts_eager(self.f) if tangents else nullcontext():
             return self._pure(x, drawn, params, nullcontext if joint else self.own_noise)
@@ -475,10 +470,6 @@ class Regularizer:
         draws = not capturing(device) or any(map(is_random, self.f.parts))
         with seeded(self.stream().noise(), device) if draws else nullcontext():
             yield
-
-
-def _synchronizes(f: Functional) -> bool:
-    return any(isinstance(part, nn.SyncBatchNorm) for part in f.parts)
 
 
 def _compiled_parts_eager(f: Functional) -> AbstractContextManager[Any]:

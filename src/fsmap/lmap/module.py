@@ -406,10 +406,7 @@ class LogTrace(nn.Module):
         return torch.addcmul(value, strength, R - R.detach())
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
-        """Count this optimizer's steps instead of calls.
-
-        A step that a GradScaler skips is none, unless the optimizer is fused.
-        """
+        """Count optimizer steps instead of calls; of a fused one also what GradScaler skips."""
         after = lambda: self._step(*self._means(*self.sums[:2]))  # noqa: E731
         self._hook = call_after_steps(optimizer, self._hook, after)
         return self

@@ -194,8 +194,7 @@ class Outputs(NamedTuple):
     def draw(self, num: int, stream: Stream) -> Tensor:
         """``[num]`` entries without replacement, the same on every rank and micro-batch."""
         source = generator(stream.seed, stream.step, "outputs")
-        order = torch.randperm(self.size, generator=source, device=source.device)
-        return order[:num].sort().values
+        return torch.randperm(self.size, generator=source, device=source.device)[:num].sort().values
 
     def only(self, f: Functional, rows: Tensor) -> Functional:
         """The model with only some of its outputs, ``[S, ..., k]``.

@@ -99,7 +99,7 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     torch.testing.assert_close(R, scaled(x)[1])
     for size in (3, 1):  # as many points as outputs, and one: an entry for each output
         torch.testing.assert_close(lm(x[:size], scale=torch.ones(3))[0], module(x[:size]))
-    with pytest.raises(InputError, match="same scale"):
+    with pytest.raises(InputError, match="the same scale"):
         lm(x, scale=torch.zeros(4, 1))
     assert lm.eval()(x, scale=torch.zeros(4, 1))[0].eq(0).all()
     torch.testing.assert_close(lm(x)[0], module(x))

@@ -345,7 +345,7 @@ class LinearCall(NamedTuple):
         return self.shape[-1 if self.window is None else 1]
 
     def inputs(self, h: Tensor) -> Tensor:
-        """Inputs of the layer at S points, [S, B, ...], as rows that meet the weight: [S, T, i]."""
+        """Inputs at S points, [S, B, ...], as the rows that the weight multiplies: [S, T, i]."""
         S = len(h)
         if self.window is None:
             return h.reshape(S, self.places, -1)

@@ -1,6 +1,6 @@
-"""Second derivatives: every gradient of a Jacobian is one, and torch's fused layers get some wrong.
+"""Replacements for torch functions whose second derivatives are wrong or missing.
 
-The fused normalizations hand their mean and deviation to the derivative as constants. A first
+The fused normalizations treat mean and deviation as constants in the derivative. A first
 derivative is right, but a gradient taken through ``torch.func.jvp``, or through a ``vjp`` inside
 ``vmap``, misses the terms in which they depend on the input: no error, and wrong by tens of percent
 (pytorch issues 196699 and 196700 for the forward mode, functorch 534 for ``vmap``).

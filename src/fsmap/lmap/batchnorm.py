@@ -65,7 +65,7 @@ def recording(changes: list[Change]) -> Replacing:
     return Replacing({F.batch_norm: batch_norm, sync_batch_norm: sync})
 
 
-class Deployed(Wrapped):
+class FrozenStatistics(Wrapped):
     """A model function whose BatchNorm layers use running statistics that follow the weights.
 
     ``changes`` were recorded by :func:`recording`; None: they are recorded in the first unperturbed
@@ -91,6 +91,9 @@ class Deployed(Wrapped):
                 found.append(_change(forward_ad.unpack_dual(call.input).primal, call.eps))
                 change = found[-1]
             else:
+                if place[0] == len(given):
+                    text = "the model calls BatchNorm {} times at training points, and more often "
+                    raise UnsupportedModuleError(text.format(len(given)) + "at evaluation points")
                 change = given[place[0]]
                 place[0] += 1
             weight, bias = _adjusted(change, call)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -61,9 +61,9 @@ Buffers = dict[str, Tensor]
 Noise = Callable[[], AbstractContextManager[Any]]
 
 NO_EFFECT = (
-    "R is exactly 0: the output does not change with the parameters that R is about. Either all "
-    "its weights are zero, or a wrapper around or inside the model (FSDP, offloading, "
-    "quantization) replaces the parameters that it is given: then use fsmap.InPlacePenalty."
+    "R is exactly 0: the output does not depend on the trainable parameters. Either all its "
+    "weights are zero, or a wrapper around or inside the model (FSDP, offloading, quantization) "
+    "replaces the parameters that it is given: then use fsmap.InPlacePenalty."
 )
 
 CHECK_EVERY = 100  # evaluations between checks of values on a GPU: each waits for the device
@@ -141,9 +141,9 @@ def evaluate(
         assert outputs is not None
         f, share = outputs.only(f, drawn.rows), outputs.size / len(drawn.rows)
     if frozen:
-        f = bn.Deployed(f, None if x is None else changes)
+        f = bn.FrozenStatistics(f, None if x is None else changes)
     with noise():
-        if isinstance(f, bn.Deployed) and (
+        if isinstance(f, bn.FrozenStatistics) and (
             options.estimator.reverse_mode or torch.compiler.is_compiling()
         ):
             f.prepare(params, drawn.points, buffers)
@@ -269,10 +269,6 @@ class Regularizer:
         self._counts_passes = False
         if step != self.step:
             self.step, self._micro = int(step), 0
-
-    def restore(self, step: int) -> None:
-        """Go to the first pass of a step, and count as before."""
-        self.step, self._micro = step, 0
 
     def after_pass(self) -> None:
         """Go to the next step, or to the next micro-batch if passes are not steps."""
@@ -463,13 +459,11 @@ class Regularizer:
         buffers = dict(self.module.named_buffers()) if any(self.f.modes) else {}
         return evaluate(self.f, params, buffers, x, drawn, self.options, self._outputs, noise)
 
-    @contextmanager
-    def own_noise(self) -> Iterator[None]:
+    def own_noise(self) -> AbstractContextManager[None]:
         """Random layers draw from this step's seed; the random state is restored at the end."""
         device = next(self.module.parameters()).device
         draws = not capturing(device) or any(map(is_random, self.f.parts))
-        with seeded(self.stream().noise(), device) if draws else nullcontext():
-            yield
+        return seeded(self.stream().noise(), device) if draws else nullcontext()
 
 
 def _compiled_parts_eager(f: Functional) -> AbstractContextManager[Any]:

@@ -193,9 +193,8 @@ class LMAP(Term, nn.Module):
             if not keywords:
                 raise
             raise InputError(
-                f"{error} The evaluation points have the same {', '.join(keywords)} as the "
-                "training points. What has an entry for each training point belongs into x, as a "
-                "dict, and p_X draws such dicts."
+                f"{error} The model gets the same {', '.join(keywords)} at all points: what has "
+                "an entry for each training point belongs into x, a dict, and p_X draws such dicts."
             ) from error
         finally:
             reg.keywords = {}
@@ -216,7 +215,7 @@ class LMAP(Term, nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step."""
-        self.regularizer.restore(int(state))
+        self.regularizer.step, self.regularizer._micro = int(state), 0
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
@@ -250,7 +249,7 @@ class Penalty(Term):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the step."""
-        self.regularizer.restore(int(state["step"]))
+        self.regularizer.step, self.regularizer._micro = int(state["step"]), 0
 
 
 @_with_all_options

@@ -11,7 +11,7 @@ from torch import nn
 import cases
 import fsmap
 from fsmap.errors import UnsupportedModuleError
-from fsmap.functional import NoiseReplay, count, differentiable_attention, ravel, unravel
+from fsmap.functional import count, differentiable_attention, ravel, unravel
 
 
 @pytest.mark.parametrize("name", cases.MODELS)
@@ -145,14 +145,3 @@ def test_differentiable_attention_puts_the_fast_path_back():
     with differentiable_attention():
         assert not torch.backends.mha.get_fastpath_enabled()
     assert torch.backends.mha.get_fastpath_enabled() == before
-
-
-def test_noise_replay_repeats_the_mask(seeded):
-    module = nn.Sequential(nn.Linear(2, 64), nn.Dropout(0.5))
-    f, params = fsmap.functional(module)
-    x = torch.ones(3, 2)
-    replay = NoiseReplay(f, params)
-    first = f(params, x)
-    assert not torch.equal(f(params, x), first)
-    replay()
-    assert torch.equal(f(params, x), first)

@@ -11,8 +11,8 @@ from fsmap.doctor.doctor import doctor
 from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.estimators import trace
-from fsmap.linalg.jacobian import Whitening
 from fsmap.linalg.logdet import log_det
+from fsmap.linalg.metric import Whitening
 from fsmap.lmap.batchnorm import fresh_statistics
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.measure import estimate_cost, suggest_strength

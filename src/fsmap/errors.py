@@ -79,7 +79,7 @@ class UnseenStatisticsWarning(UserWarning):
 
 
 class IgnoredProbesWarning(UserWarning):
-    """R is exactly zero: the output does not depend on the parameters that R is about."""
+    """R is exactly zero: the output does not depend on the trainable parameters."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

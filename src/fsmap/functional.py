@@ -70,8 +70,8 @@ class Functional:
     def __init__(self, module: nn.Module, forward: Forward | None = None) -> None:
         self.module = module
         self._call = _Call(module, forward or call_module)
-        self._parts = tuple(module.modules())
-        self._unusual = tuple(filter(may_couple, self._parts))
+        self.parts: tuple[nn.Module, ...] = ()
+        self.look_again()
         self._names: set[str] = set()
         self._checked = False  # for reentrant checkpoints
         self.padding = padding_rows(module)
@@ -82,6 +82,14 @@ class Functional:
             if isinstance(part, torch.jit.ScriptModule)
         ]
 
+    def look_again(self) -> bool:
+        """Find the parts of the module; returns whether they are other ones than before."""
+        parts = tuple(self.module.modules())
+        if parts == self.parts:
+            return False
+        self.parts, self._unusual = parts, tuple(filter(may_couple, parts))
+        return True
+
     @property
     def pointwise(self) -> bool:
         """Whether a point's output depends on that point alone, with no random stream."""
@@ -90,7 +98,7 @@ class Functional:
     @property
     def modes(self) -> tuple[bool, ...]:
         """Which parts of the module are in training mode."""
-        return tuple(part.training for part in self._parts)
+        return tuple(part.training for part in self.parts)
 
     def __call__(self, params: Params, x: Inputs) -> Tensor:
         """The module's output at ``params``."""
@@ -118,7 +126,7 @@ class Functional:
         if not (compiling or self._checked) and out.grad_fn is not None:
             check_not_recomputed(out)
             self._checked = True
-        return out, State(buffers, parts)
+        return out, State({n: values[f"module.{n}"] for n in buffers}, parts)
 
     def _check_names(self, params: Params) -> None:
         """Raise for names that ``functional_call`` would ignore; a subset of names is allowed."""
@@ -152,7 +160,7 @@ class Wrapped(Functional):
     def __init__(self, inner: Functional) -> None:
         self.inner = inner
         self.module, self.scripted, self._call = inner.module, inner.scripted, inner._call
-        self._parts, self._unusual = inner._parts, inner._unusual
+        self.parts, self._unusual = inner.parts, inner._unusual
         self.padding = inner.padding
 
 
@@ -473,7 +481,8 @@ class NoiseReplay:
     def __init__(self, f: ModelFn, params: Params) -> None:
         device = next(iter(params.values())).device
         self._restore: list[Callable[[], None]] = []
-        if not is_pointwise(f):
+        traced = torch.compiler.is_compiling() or capturing(device)
+        if not (traced and is_pointwise(f)):
             self._restore.append(partial(torch.set_rng_state, torch.get_rng_state()))
             if device.type == "cuda":
                 state = torch.cuda.get_rng_state(device)
@@ -495,6 +504,32 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@contextmanager
+def replaced_forward(layer: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Context manager: another ``forward`` of a module; one that an object had is put back."""
+    own = vars(layer).get("forward")
+    layer.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del layer.forward
+        else:
+            layer.forward = own
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Context manager: torch's CPU and device generators are restored at the end, seeded before."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        if seed is not None and device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def is_random(module: nn.Module) -> bool:
@@ -589,9 +624,14 @@ def check_not_recomputed(out: Any) -> None:
 HALF = (torch.bfloat16, torch.float16)
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def number(tensor: Tensor) -> float | None:
     """The value of a 0-dimensional tensor, or None under vmap or graph capture."""
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+    if capturing(tensor.device):
         return None
     try:
         return float(tensor.detach())

@@ -471,14 +471,15 @@ def choose(total: int, n: int, generator: torch.Generator) -> Tensor:
 
 def _first_distinct(total: int, n: int, generator: torch.Generator) -> Tensor:
     """Distributed as ``randperm(total)[:n]``, in O(n): draw with replacement, drop repetitions."""
-    drawn = torch.randint(total, (2 * n,), generator=generator)
+    drawn = torch.randint(total, (2 * n,), generator=generator, device=generator.device)
     while True:
         values, order = drawn.sort(stable=True)
         is_first = torch.cat([values.new_ones(1).bool(), values[1:] != values[:-1]])
         kept = order[is_first].sort().values[:n]
         if len(kept) == n:
             return drawn[kept]
-        drawn = torch.cat([drawn, torch.randint(total, (n,), generator=generator)])
+        more = torch.randint(total, (n,), generator=generator, device=generator.device)
+        drawn = torch.cat([drawn, more])
 
 
 def per_point(named: dict[str, Coordinates], shape: Shape) -> tuple[Tensor, ...]:

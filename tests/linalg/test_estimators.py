@@ -17,7 +17,7 @@ from fsmap import metric as m
 from fsmap.errors import FallbackWarning, ForwardModeError, InputError
 from fsmap.linalg import estimators, jacobian, probes, second_order
 from fsmap.linalg.estimators import Estimator, Jvp, Pass, by_name
-from fsmap.linalg.jacobian import Site
+from fsmap.linalg.metric import Site
 from fsmap.px import Stream
 
 DIFFERENCES = ("fd", "fd_central")
@@ -131,6 +131,14 @@ def test_exact_in_parts_and_errors_of_one_probe(generator, monkeypatch):
     assert torch.isnan(trace(case, "jvp", generator=generator).stderr)
 
 
+@pytest.mark.parametrize("method", RANDOM)
+def test_probes_of_a_random_function_run_in_turn(method, seeded):
+    """Which vmap refuses, and nothing about the module tells."""
+    forward = lambda m, x: F.rrelu(m(x), training=True)  # noqa: E731
+    f, params = fsmap.functional(nn.Linear(3, 2), forward=forward)
+    assert fsmap.trace(f, params, torch.randn(5, 3), method=method, probes=2).stderr > 0
+
+
 def test_without_a_generator_torchs_own_is_used(seeded):
     case = cases.case("wide")
     assert trace(case, "jvp").value != trace(case, "jvp").value
@@ -199,8 +207,18 @@ def test_softmax_fisher_and_its_gradient(method, detach):
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-8)
 
 
-def test_dropout_has_the_same_mask_in_all_passes(seeded):
-    net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Dropout(0.5), nn.Linear(50, 2))
+class Thinned(nn.Module):
+    """Dropout whose rate has a name of its own."""
+
+    keep = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 1 - self.keep, self.training)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), Thinned()], ids=["torch's", "own"])
+def test_dropout_has_the_same_mask_in_all_passes(layer, seeded):
+    net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), layer, nn.Linear(50, 2))
     f, params = fsmap.functional(net)
     x, psi = torch.randn(4, 2), probes.normal(params, 1, torch.Generator().manual_seed(0))
     values = {}
@@ -212,6 +230,9 @@ def test_dropout_has_the_same_mask_in_all_passes(seeded):
         torch.manual_seed(1)
         f(params, x)
         assert torch.equal(torch.get_rng_state(), after)  # as after one plain pass
+        torch.manual_seed(1)
+        fsmap.LMAP(net, x, num_points=4, estimator=method, batchnorm="batch")(x)
+        assert torch.equal(torch.get_rng_state(), after)
     assert values["fd"] == pytest.approx(values["jvp"], rel=1e-3)
     assert values["fd_central"] == pytest.approx(values["jvp"], rel=1e-6)
 

@@ -291,6 +291,18 @@ def test_calls_are_recorded_again_if_they_change(seeded):
     check(f, params, torch.randn(3, 4, 2))  # other shapes of a point
 
 
+def test_calls_of_another_weight_or_of_other_shapes(seeded):
+    used = ["a", "b"]
+    f = lambda p, x: F.linear(F.linear(x, p[used[0]]).tanh(), p[used[1]])  # noqa: E731
+    params, x = {n: torch.randn(3, 3) for n in "ab"}, torch.randn(5, 3)
+    for used[1] in "ba":
+        check(f, params, x)
+    product = lambda p, x: x @ p["w"]  # noqa: E731
+    for width in (1, 5):
+        log_det = fsmap.log_det(product, {"w": torch.randn(3, width)}, x[:3], jitter=0.0)
+        torch.testing.assert_close(log_det, width * (x[:3].mT @ x[:3] / 3).logdet())
+
+
 def test_a_callable_without_weak_references():
     class Model:
         __slots__ = ()

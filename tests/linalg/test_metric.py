@@ -10,8 +10,7 @@ import oracles
 from cases import symmetric
 from fsmap import metric as m
 from fsmap.errors import InputError
-from fsmap.linalg.jacobian import resolve
-from fsmap.linalg.metric import as_metric
+from fsmap.linalg.metric import as_metric, resolve
 
 S, K = 4, 3
 

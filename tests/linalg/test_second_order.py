@@ -54,7 +54,8 @@ LAYERS = {
     "std": (lambda x: x.std(-1, keepdim=True), (S, 6)),
     "softmax_of_torch": (lambda x: torch.softmax(x, -1, torch.float64) * W, (S, 6)),
     "logsumexp": (lambda x: x.logsumexp(-1, keepdim=True).sin(), (S, 6)),
-    "softmin": (lambda x: F.softmin(x, -1), (S, 6)),  # calls softmax where it is not replaced
+    "softmin": (lambda x: F.softmin(x, -1), (S, 6)),
+    "by_keyword": (lambda x: torch.add(x.sin(), other=W), (S, 6)),
     "numbers": (lambda x: (2 - x.sin() / 3) * (1 + 0.5 * x.cos() - 4), (S, 6)),
     "constants": (lambda x: (W - x.sin()) * (x * W + W) - (x - W) / W + W / (1 + x * x), (S, 6)),
     "in_place_after_sum": (lambda x: (x.sin() + W).relu_() * x.sin(), (S, 6)),
@@ -106,7 +107,7 @@ def by_duals(f, x, psi):
     layer.x = nn.Parameter(x.detach())
     points = torch.zeros(len(f.plain(x)))
     tangent = jacobian.jvp(fsmap.functional(layer)[0], {"x": x}, points, {"x": psi})[1]
-    by_duals.tried = jacobian.DUALS_WORK.get(layer)
+    by_duals.tried = list(jacobian.DUALS_WORK[layer].values())
     return tangent
 
 
@@ -185,7 +186,22 @@ def test_eager_passes_use_dual_tensors(kind):
     found = by_duals(safe(f), leaf, psi)
     expected = jvp(safe(f), (x,), (psi,))[1]
     torch.testing.assert_close(found, expected.reshape(found.shape), rtol=1e-12, atol=1e-12)
-    assert by_duals.tried is (kind != "softmin")
+    assert by_duals.tried == [True]
+
+
+def test_what_is_trained_may_change(seeded):
+    """Whether dual tensors can be used is tried again for other parameters."""
+    net, x = (
+        nn.Sequential(nn.Linear(3, 4), nn.MultiheadAttention(4, 2), nn.Linear(4, 2)),
+        W[:, None],
+    )
+    forward = lambda m, x: m[2](m[1](*[m[0](x[:, None])] * 3)[0][:, 0])  # noqa: E731
+    net.requires_grad_(False)[2].requires_grad_(True)
+    for _ in range(2):
+        lm = fsmap.LMAP(net, torch.ones(4, 3), num_points=4, forward=forward)
+        lm(x[:, None].expand(-1, 3))[1].backward()  # failed after the model was unfrozen
+        net.requires_grad_(True)
+    assert net[0].weight.grad.abs().max() > 0
 
 
 @pytest.mark.parametrize("kind", ALL)

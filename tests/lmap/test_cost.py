@@ -42,12 +42,16 @@ def test_the_model_stays_as_it_is(mode: str) -> None:
     assert not module[1].training
 
 
-def test_more_points_cost_more_time() -> None:
-    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
-    small, large = (
-        fsmap.estimate_cost(fsmap.LaplacianPenalty(network(), PX, num_points=n), x)
-        for n in (8, 2048)
-    )
+def test_more_points_cost_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = [0.0]  # points, in place of seconds
+    monkeypatch.setattr("fsmap.lmap.measure._now", lambda device: passed[0])
+    x, costs = torch.randn(64, 16, generator=torch.Generator().manual_seed(0)), []
+    for n in (8, 2048):
+        net = network()
+        net[0].register_forward_hook(lambda _, __, out: passed.append(passed.pop() + len(out)))
+        costs.append(fsmap.estimate_cost(fsmap.LaplacianPenalty(net, PX, num_points=n), x))
+    small, large = costs
+    assert "1088000.0 ms  17.00x" in str(large)  # every=2
     assert 1 < small.factor < large.factor
     assert small.active_bytes is None  # on a CPU
     assert large.seconds(every=8) < large.seconds(every=2) < large.seconds(every=1) == large.active

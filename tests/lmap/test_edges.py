@@ -32,7 +32,8 @@ class Result:
     logits: Tensor
     hidden: tuple[Tensor, ...]
     loss: Tensor
-    note: str = "kept"
+    points: int
+    cache: SimpleNamespace  # in which nobody sees a tensor
 
 
 class Net(nn.Module):
@@ -45,7 +46,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor, scale: float | Tensor = 1.0) -> Any:
         hidden = self.first(x).tanh()
         out = scale * self.last(hidden)
-        return Result(out, (hidden,), out.mean().detach()) if self.wraps else out
+        cache = SimpleNamespace(hidden=hidden)
+        return Result(out, (hidden,), out.mean().detach(), len(x), cache) if self.wraps else out
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -103,6 +105,10 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     scaled = wrap(fsmap.LMAP, module, forward=lambda m, x: m(x, scale=3.0), batchnorm=mode)
     torch.testing.assert_close(out, module(x, scale=3.0))
     torch.testing.assert_close(R, scaled(x)[1])
+    for size in (3, 1):  # as many points as outputs, and one: an entry for each output
+        torch.testing.assert_close(lm(x[:size], scale=torch.ones(3))[0], module(x[:size]))
+    with pytest.raises(InputError, match="the same scale"):
+        lm(x, scale=torch.zeros(4, 1))
     assert lm.eval()(x, scale=torch.zeros(4, 1))[0].eq(0).all()
     torch.testing.assert_close(lm(x)[0], module(x))
     lm = wrap(fsmap.LMAP, module, {"x": torch.randn(9, 2)}, batchnorm=mode)
@@ -130,7 +136,7 @@ def test_output_objects_are_kept(mode: str, estimator: str) -> None:
     for _ in range(2):  # with R and without
         (out, R), (logits, S) = lm(x), twin(x)
         assert isinstance(out, Result)
-        assert out.note == "kept"
+        assert out.points == len(out.cache.hidden) == (9 if mode == "joint" else 4)
         assert out.hidden[0].shape == (4, 4)
         torch.testing.assert_close(out.logits, logits)
         torch.testing.assert_close(R, S)

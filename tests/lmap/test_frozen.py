@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fsmap
-from fsmap.errors import InputError
+from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import unravel
 from fsmap.px import Stream
 from oracles import follow_slow, gradient_slow, jacobian_slow
@@ -171,6 +171,13 @@ def test_autocast_on_a_cpu_keeps_forward_mode(stands_still: bool) -> None:
         grads = [p.grad.flatten() for p in net.parameters() if p.grad is not None]
         gradients.append(torch.cat(grads))
     assert (gradients[1] - gradients[0]).norm() < 0.1 * gradients[0].norm()
+
+
+def test_more_calls_at_evaluation_points_are_refused() -> None:
+    net = images()
+    forward = lambda m, x: m(x) + (0 if len(x) > S else m[0](x).sum())  # noqa: E731
+    with pytest.raises(UnsupportedModuleError, match="BatchNorm 3 times"):
+        frozen(net, forward=forward)(batch())
 
 
 @pytest.mark.usefixtures("seeded")

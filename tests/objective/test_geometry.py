@@ -71,8 +71,12 @@ def test_every_leaves_steps_out_and_keeps_the_mean() -> None:
     ],
     ids=["slq", "jvp", "vjp", "bound", "none"],
 )
+@pytest.mark.usefixtures("seeded")
 def test_draws_depend_on_the_stream_alone(term) -> None:
-    m = model()
+    m, noisy = model(), nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5))
+    before = torch.get_rng_state()
+    term.draw(*fsmap.functional(noisy), Stream(0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
     a, b, c = (term.draw(m.f, m.params, Stream(0, s)) for s in (1, 1, 2))
     assert torch.equal(term.value(m.f, m.params, a), term.value(m.f, m.params, b))
     if not isinstance(term, NoGeometry):

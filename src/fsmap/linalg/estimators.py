@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.errors import FsmapError, InputError
 from fsmap.functional import (
     HALF,
     NoiseReplay,
@@ -45,7 +45,8 @@ from fsmap.functional import (
     run,
     without_row,
 )
-from fsmap.linalg.jacobian import Metric, Site, chunks, jvp, linearize, vjp
+from fsmap.linalg.jacobian import chunks, jvp, linearize, vjp
+from fsmap.linalg.metric import Metric, Site
 from fsmap.linalg.probes import FromGenerator, Source, check_number, check_signs
 from fsmap.linalg.probes import check as check_psi
 from fsmap.types import Estimate, Inputs, ModelFn, Params
@@ -338,7 +339,7 @@ def over_probes(
             with differentiable_attention():  # the fused kernels cannot be vmapped
                 values: Tensor = vmap(one, chunk_size=chunk)(probes)
             return values
-        except (RuntimeError, UnsupportedModuleError):
+        except (RuntimeError, FsmapError):
             pass  # if vmap is not the reason it fails again below
     return torch.stack([one(tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
 

@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fsmap.errors import ForwardModeError, UnsupportedModuleError
 from fsmap.functional import (
     FAILURES,
+    Functional,
     NoiseReplay,
     Replacing,
     State,
@@ -43,80 +44,11 @@ from fsmap.functional import (
     flat,
     is_pointwise,
     num_points,
-    outputs,
     take_points,
     with_state,
 )
 from fsmap.linalg.second_order import REFUSED, REPLACED, REPLACED_FOR_DUALS, Attention, eager_duals
 from fsmap.types import Inputs, ModelFn, Params
-
-
-class Whitening(NamedTuple):
-    """A metric g = LLᵀ at given points, 1/S included: maps between outputs and whitened rows."""
-
-    rows: Callable[[Tensor], Tensor]  # [S, K, *] -> [Q, *]   Lᵀu/√S
-    adjoint: Callable[[Tensor], Tensor]  # [Q] -> [S, K]      Lv/√S
-    size: int  # Q
-    local: bool = True  # whether rows of a point depend on that point alone
-    scale: float | None = None  # where L/√S is a multiple of the identity: that multiple
-
-    def quadratic(self, u: Tensor) -> Tensor:
-        """uᵀgu/S of one output perturbation ``[S, K]``."""
-        if self.scale is not None:
-            return self.scale**2 * u.square().sum()
-        return self.rows(u).square().sum()
-
-    def gram(self, gram: Tensor, S: int) -> Tensor:
-        """LᵀGL/S of the inner products G of all rows of J: ``[SK, SK]`` → ``[Q, Q]``."""
-        if self.scale is not None:
-            return self.scale**2 * gram
-        half = self.rows(gram.reshape(S, -1, len(gram)))  # [Q, SK]   LᵀG/√S
-        return self.rows(half.mT.reshape(S, -1, self.size))
-
-
-class Metric(Protocol):
-    """Interface of a metric; implementations are in :mod:`fsmap.metric`."""
-
-    def at(self, x: Inputs, out: Tensor) -> Whitening:
-        """Resolve at points ``x`` with outputs ``out`` [S, K]."""
-
-
-class Site(NamedTuple):
-    """Where 𝒥 is taken: a model function, its parameters, the points and the metric."""
-
-    f: ModelFn
-    params: Params
-    x: Inputs  # [S, ...]
-    metric: Metric | Tensor | None = None
-
-    def resolve(self, out: Tensor) -> Whitening:
-        """The metric at the points, where f returned ``out``."""
-        return resolve(self.metric, self.x, out)
-
-    def output(self) -> Tensor:
-        """Outputs at the points, ``[S, K]``, without a gradient; the random state is restored."""
-        replay = NoiseReplay(self.f, self.params)
-        with torch.no_grad():
-            out = outputs(self.f, self.params, self.x)
-        replay()
-        return out
-
-
-def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening:
-    """The metric at the points, where f returned ``out``; without one, g = I."""
-    rows = flat(out, x)
-    S, K = rows.shape
-    if metric is not None:
-        from fsmap.linalg.metric import as_metric  # metric.py imports this file
-
-        return as_metric(metric, S, K).at(x, accumulate(rows))
-    scale = 1 / math.sqrt(S)
-    return Whitening(
-        lambda u: (scale * u).flatten(0, 1),
-        lambda v: (scale * v).reshape(S, K),
-        S * K,
-        scale=scale,
-    )
 
 
 class SecondOrder(Replacing):
@@ -189,17 +121,20 @@ def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Ten
     return out, flat(tangent, x), state
 
 
-DUALS_WORK: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Whether the gradient of a tangent could be taken, for modules that were tried."""
+DUALS_WORK: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
+"""Whether the gradient of a tangent could be taken, by module, and names and modes of the trial."""
 
 
 def _dual(
     f: ModelFn, params: Params, x: Inputs, psi: Params
 ) -> tuple[Tensor, Tensor, State] | None:
     """As ``torch.func.jvp``, in a fifth less time; None if the gradient fails."""
-    module = getattr(f, "module", None)
-    if module is None or not DUALS_WORK.get(module, True):
+    if not isinstance(f, Functional):
         return None
+    tried, trial = DUALS_WORK.setdefault(f.module, {}), (tuple(params), f.modes)
+    if not tried.get(trial, True):
+        return None
+    replay = None if trial in tried else NoiseReplay(f, params)
     with forward_ad.dual_level():
         pairs = {name: forward_ad.make_dual(p, psi[name]) for name, p in params.items()}
         with SecondOrder(forward_mode=True, dual=True):
@@ -208,16 +143,17 @@ def _dual(
         state = tree_map(lambda t: forward_ad.unpack_dual(t).primal, state)
     tangent = torch.zeros_like(value) if tangent is None else tangent
     # Some formulas of torch for dual tensors change saved tensors in place: try it once.
-    if module not in DUALS_WORK and tangent.requires_grad:
+    if replay is not None and tangent.requires_grad:
         own = [p for p in params.values() if p.requires_grad]
         try:
             torch.autograd.grad(tangent.sum(), own, retain_graph=True, allow_unused=True)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
-            DUALS_WORK[module] = False
+            tried[trial] = False
+            replay()
             return None
-        DUALS_WORK[module] = True
+        tried[trial] = True
     return value, tangent, state
 
 
@@ -276,14 +212,14 @@ def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls) -> Factors:
     def one(taps: list[Tensor], own: Params, point: Inputs) -> tuple[Tensor, list[Tensor]]:
         with CallRecorder(layered, taps) as recorder:
             out = f({**params, **own}, tree_map(lambda t: t[None], point))
-        return out.reshape(-1), recorder.finish()
+        return out.reshape(-1), recorder.finish(calls)
 
     def whole(taps: list[Tensor], own: Params) -> tuple[Tensor, list[Tensor]]:
         if not batch:
             return vmap(one)(taps, own, x)
         with CallRecorder(layered, [tap[:, 0] for tap in taps]) as recorder:
             out = f(params, x)
-        return flat(out, x), [h[:, None] for h in recorder.finish()]
+        return flat(out, x), [h[:, None] for h in recorder.finish(calls)]
 
     like = next(iter(params.values()))
     taps = [like.new_zeros(S, *call.shape) for call in calls.layers]
@@ -409,7 +345,7 @@ class LinearCall(NamedTuple):
         return self.shape[-1 if self.window is None else 1]
 
     def inputs(self, h: Tensor) -> Tensor:
-        """Inputs of the layer at S points, [S, B, ...], as rows that meet the weight: [S, T, i]."""
+        """Inputs at S points, [S, B, ...], as the rows that the weight multiplies: [S, T, i]."""
         S = len(h)
         if self.window is None:
             return h.reshape(S, self.places, -1)
@@ -450,7 +386,7 @@ def recorded_calls(f: ModelFn, params: Params, x: Inputs) -> Calls:
     known = _recorded_of(f)
     leaves = [x] if isinstance(x, Tensor) else tree_leaves(x)
     shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
-    key = (tuple(params), getattr(f, "modes", ()), shapes)
+    key = (tuple((n, p.shape) for n, p in params.items()), getattr(f, "modes", ()), shapes)
     if key not in known:
         replay = NoiseReplay(f, params)
         first = take_points(x, slice(0, 1)) if is_pointwise(f) else x
@@ -525,9 +461,9 @@ class CallRecorder(SecondOrder):
             raise RuntimeError(OTHER_CALLS)
         return out + self._taps[index].to(out.dtype)
 
-    def finish(self) -> list[Tensor]:
-        """The inputs of all calls; raises RuntimeError if there is not one for each tap."""
-        if self._taps is not None and (self.others or len(self.layers) != len(self._taps)):
+    def finish(self, known: Calls) -> list[Tensor]:
+        """The inputs of all calls; raises RuntimeError if they are not the known ones."""
+        if self.others or [c[:2] for c in self.layers] != [c[:2] for c in known.layers]:
             raise RuntimeError(OTHER_CALLS)
         return self.inputs
 

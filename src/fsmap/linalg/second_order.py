@@ -1,6 +1,6 @@
-"""Second derivatives: every gradient of a Jacobian is one, and torch's fused layers get some wrong.
+"""Replacements for torch functions whose second derivatives are wrong or missing.
 
-The fused normalizations treat their mean and deviation as constants in the derivative. A first
+The fused normalizations treat mean and deviation as constants in the derivative. A first
 derivative is right, but a gradient taken through ``torch.func.jvp``, or through a ``vjp`` inside
 ``vmap``, misses the terms in which they depend on the input: no error, and wrong by tens of percent
 (pytorch issues 196699 and 196700 for the forward mode, functorch 534 for ``vmap``).
@@ -82,18 +82,22 @@ def scaled_dot_product_attention(
     extra = _padding(key)
     if extra:
         if attn_mask is None:
-            attn_mask = torch.ones(key.shape[-2], dtype=torch.bool, device=key.device)
+            attn_mask = torch.ones(1, dtype=torch.bool, device=key.device)
         ignored = False if attn_mask.dtype == torch.bool else -math.inf
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], key.shape[-2])
         attn_mask = F.pad(attn_mask, (0, extra), value=ignored)
         key, value = F.pad(key, (0, 0, 0, extra)), F.pad(value, (0, 0, 0, extra))
     scores = torch.ops.aten.mul.Scalar(query, scale) @ key.mT
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
+    empty = None  # queries that may see no key: torch returns 0 for them, not NaN
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = _added(~attn_mask, scores)
+        if not is_causal:
+            empty = (attn_mask == -math.inf).all(-1, keepdim=True)
+            attn_mask = attn_mask.masked_fill(empty, 0.0)
+        scores = add(scores, attn_mask)
     weights = (softmax if eager_duals() else torch.softmax)(scores, -1)
-    if attn_mask is not None and attn_mask.dtype == torch.bool and not is_causal:
-        weights = weights.masked_fill(~attn_mask.any(-1, keepdim=True), 0.0)  # as torch: not NaN
+    weights = weights if empty is None else weights.masked_fill(empty, 0.0)
     if dropout_p:
         weights = dropout(weights, dropout_p)
     return weights.to(value.dtype) @ value
@@ -145,18 +149,19 @@ def multi_head_attention_forward(
 
 def _joint_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor) -> Tensor | None:
     """The mask to add to the scores ``[B, H, L, S]``; bool masks are True where to ignore."""
-
-    def added(m: Tensor) -> Tensor:
-        if m.dtype == torch.bool:
-            return torch.zeros_like(m, dtype=query.dtype).masked_fill(m, -math.inf)
-        return m
-
     if mask is not None:
-        mask = added(mask.unflatten(0, query.shape[:2]) if mask.ndim == 3 else mask)
+        mask = _added(mask.unflatten(0, query.shape[:2]) if mask.ndim == 3 else mask, query)
     if padding is None:
         return mask
-    ignored = added(padding)[:, None, None]
+    ignored = _added(padding, query)[:, None, None]
     return ignored if mask is None else mask + ignored
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask as numbers to add: -inf where a bool mask is True."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -math.inf)
 
 
 def normalize(
@@ -432,7 +437,8 @@ def _arithmetic(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``torch.add``, ``sub``, ``mul`` or ``div``, quicker where one operand has no tangent."""
     with_number = getattr(torch.ops.aten, function.__name__).Scalar
 
-    def call(x: Any, y: Any, **options: Any) -> Tensor:
+    def call(input: Any, other: Any, **options: Any) -> Tensor:
+        x, y = input, other
         if options or not isinstance(x, Tensor) or not eager_duals():
             return function(x, y, **options)
         if isinstance(y, int | float):
@@ -466,6 +472,7 @@ def _reversed_sub(x: Tensor, y: Any) -> Tensor:
 
 REPLACED_FOR_DUALS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.softmax: _with_stacklevel(softmax),
+    F.softmin: _with_stacklevel(lambda input, dim, dtype: softmax(-input, dim, dtype)),
     F.log_softmax: _with_stacklevel(log_softmax),
     **dict.fromkeys((torch.softmax, Tensor.softmax), softmax),
     **dict.fromkeys((torch.log_softmax, Tensor.log_softmax), log_softmax),

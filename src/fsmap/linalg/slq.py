@@ -36,7 +36,8 @@ from fsmap.functional import (
 )
 from fsmap.linalg import probes as draw
 from fsmap.linalg.estimators import over_probes
-from fsmap.linalg.jacobian import Site, jvp, linearize, recorded_calls, vjp
+from fsmap.linalg.jacobian import jvp, linearize, recorded_calls, vjp
+from fsmap.linalg.metric import Site
 from fsmap.types import Estimate, Params
 
 DEFAULT_PROBES = 16

@@ -22,7 +22,7 @@ In J the statistics are constants.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import Functional, Replacing, State, Wrapped, accumulate
+from fsmap.functional import Functional, Replacing, State, Wrapped, accumulate, replaced_forward
 from fsmap.linalg.estimators import Estimator
 from fsmap.linalg.second_order import BatchNorm, add, mul
 from fsmap.types import Inputs, Params
@@ -65,7 +65,7 @@ def recording(changes: list[Change]) -> Replacing:
     return Replacing({F.batch_norm: batch_norm, sync_batch_norm: sync})
 
 
-class Deployed(Wrapped):
+class FrozenStatistics(Wrapped):
     """A model function whose BatchNorm layers use running statistics that follow the weights.
 
     ``changes`` were recorded by :func:`recording`; None: they are recorded in the first unperturbed
@@ -91,6 +91,9 @@ class Deployed(Wrapped):
                 found.append(_change(forward_ad.unpack_dual(call.input).primal, call.eps))
                 change = found[-1]
             else:
+                if place[0] == len(given):
+                    text = "the model calls BatchNorm {} times at training points, and more often "
+                    raise UnsupportedModuleError(text.format(len(given)) + "at evaluation points")
                 change = given[place[0]]
                 place[0] += 1
             weight, bias = _adjusted(change, call)
@@ -232,13 +235,10 @@ def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> I
             "through it mixes the outputs of all ranks. Use 'jvp', 'fd' or 'fd_central', or "
             "batchnorm='frozen'."
         )
-    for m in layers:
-        m.forward = partial(sync_batch_norm, m)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
         for m in layers:
-            del m.forward
+            stack.enter_context(replaced_forward(m, partial(sync_batch_norm, m)))
+        yield
 
 
 def sync_batch_norm(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import FallbackWarning, FsmapError
-from fsmap.functional import is_random
+from fsmap.functional import is_random, seeded
 
 TOLERANCE = 0.02  # largest relative difference of compiled and eager that is not rounding
 
@@ -78,7 +78,7 @@ def _difference(
     """A text on how compiled and eager R or gradient differ; None if they agree."""
     params = [p for p in module.parameters() if p.requires_grad]
     device = params[0].device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with seeded(None, device):
         try:
             ordinary = _with_gradient(eager().R, params)
             with torch.autocast(device.type, enabled=False):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from numbers import Integral
@@ -33,21 +33,23 @@ from fsmap.errors import (
 )
 from fsmap.functional import (
     Functional,
+    NoiseReplay,
     State,
     Wrapped,
     call_module,
+    capturing,
     check_points,
     concat_points,
     count,
     is_random,
     num_points,
     number,
+    seeded,
     take_apart,
 )
 from fsmap.linalg.estimators import Central, Probes, draws_normal
 from fsmap.linalg.estimators import evaluate as evaluate_trace
-from fsmap.linalg.jacobian import Site
-from fsmap.linalg.metric import Metric, Weights
+from fsmap.linalg.metric import Metric, Site, Weights
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import Compiled
 from fsmap.lmap.options import Options, Outputs, SomeOutputs, trainable
@@ -60,9 +62,9 @@ Buffers = dict[str, Tensor]
 Noise = Callable[[], AbstractContextManager[Any]]
 
 NO_EFFECT = (
-    "R is exactly 0: the output does not change with the parameters that R is about. Either all "
-    "its weights are zero, or a wrapper around or inside the model (FSDP, offloading, "
-    "quantization) replaces the parameters that it is given: then use fsmap.InPlacePenalty."
+    "R is exactly 0: the output does not depend on the trainable parameters. Either all its "
+    "weights are zero, or a wrapper around or inside the model (FSDP, offloading, quantization) "
+    "replaces the parameters that it is given: then use fsmap.InPlacePenalty."
 )
 
 CHECK_EVERY = 100  # evaluations between checks of values on a GPU: each waits for the device
@@ -128,23 +130,27 @@ def evaluate(
     out: Tensor | None = None
     changes: list[bn.Change] = []
     parts: tuple[Tensor, ...] = ()
+    made_by, rebuild = f, None
     if x is not None:
         records = frozen and any(m.training for m in bn.unfrozen(f.module))
         with bn.recording(changes) if records else nullcontext():
             out, state = f.with_state(params, x, buffers)
         buffers, parts = state.buffers, state.parts
+        rebuild = None if torch.compiler.is_compiling() else f.output
     share = 1.0
     if drawn.rows is not None:
         assert outputs is not None
         f, share = outputs.only(f, drawn.rows), outputs.size / len(drawn.rows)
     if frozen:
-        f = bn.Deployed(f, None if x is None else changes)
+        f = bn.FrozenStatistics(f, None if x is None else changes)
     with noise():
-        if isinstance(f, bn.Deployed) and (
+        if isinstance(f, bn.FrozenStatistics) and (
             options.estimator.reverse_mode or torch.compiler.is_compiling()
         ):
             f.prepare(params, drawn.points, buffers)
         value, _, _ = _laplacian(f, params, buffers, drawn.points, drawn, options, options.metric)
+    if not torch.compiler.is_compiling():
+        made_by.output = rebuild  # of the training pass, not of the evaluation points'
     return Evaluation(out, share * value, buffers, parts)
 
 
@@ -203,7 +209,7 @@ def _shaped(flat: Tensor, params: Params) -> Params:
 def call_after_steps(
     optimizer: torch.optim.Optimizer, attached: RemovableHandle | None, call: Callable[[], None]
 ) -> RemovableHandle:
-    """Call a function after every optimizer step; a step that GradScaler skips does not count."""
+    """Call a function after every step; a fused optimizer also after those GradScaler skips."""
     given: object = optimizer
     if not isinstance(given, torch.optim.Optimizer):
         raise InputError(f"attach takes a torch.optim.Optimizer, got {type(given).__name__}")
@@ -234,7 +240,6 @@ class Regularizer:
         self._points_checked = self._warned = False
         self._outputs: Outputs | None = None
         self._names: tuple[str, ...] = ()
-        self._synchronizes = any(isinstance(m, nn.SyncBatchNorm) for m in module.modules())
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy belongs to another model: it counts passes."""
@@ -286,7 +291,9 @@ class Regularizer:
 
     def params(self) -> Params:
         """The trainable parameters themselves, not copies."""
-        _check_not_sharded(self.module)
+        if self.f.look_again():
+            self._outputs = None  # the layer that computes them may be another one
+        _check_not_sharded(self.f)
         return trainable(self.module)
 
     def _call_module(self, module: nn.Module, x: Inputs) -> Any:
@@ -298,6 +305,8 @@ class Regularizer:
             return found.out
         assert self.f.output is not None
         out = self.f.output(found.parts)
+        if self.compiled is None:  # it holds what is no tensor, such as a cache of keys
+            self.f.output = None
         joint = self.options.batchnorm == "joint"
         return first(out, size, self.options.num_points) if joint else out
 
@@ -365,6 +374,7 @@ class Regularizer:
         params = self.params()
         self._names = tuple(params)
         drawn = self.draw(x, params) if drawn is None else drawn
+        replay = NoiseReplay(self.f, params)
         try:
             return self._evaluate(x, drawn, params, compiled)
         except ForwardModeError as error:
@@ -372,6 +382,7 @@ class Regularizer:
                 raise
             warnings.warn(f"{error} Using 'fd_central' from now on.", FallbackWarning, stacklevel=4)
             self.options = replace(self.options, estimator=Central(self.options.beta))
+            replay()
             return self._evaluate(x, drawn, params, compiled)
 
     def scaled(self, R: Tensor, reg_strength: float | Tensor | None) -> Tensor:
@@ -418,7 +429,8 @@ class Regularizer:
 
     def _evaluate(self, x: Inputs | None, drawn: Drawn, params: Params, asked: bool) -> Evaluation:
         eager = partial(self._eager, x, drawn, params)
-        eagerly = self._synchronizes or not torch.is_grad_enabled()
+        synchronizes = any(isinstance(part, nn.SyncBatchNorm) for part in self.f.parts)
+        eagerly = synchronizes or not torch.is_grad_enabled()
         compiler = None if eagerly else self._compiler(asked)
         if compiler is None:
             return eager()
@@ -429,11 +441,9 @@ class Regularizer:
         options = self.options
         options.estimator.check(params)
         joint = options.batchnorm == "joint" and x is not None
-        sync: AbstractContextManager[None] = nullcontext()
-        if self._synchronizes:
-            sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
+        sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
         tangents = not options.estimator.full_precision
-        with sync, _compiled_parts_eager(self.module) if tangents else nullcontext():
+        with sync, _compiled_parts_eager(self.f) if tangents else nullcontext():
             return self._pure(x, drawn, params, nullcontext if joint else self.own_noise)
 
     def _pure(
@@ -450,32 +460,27 @@ class Regularizer:
         buffers = dict(self.module.named_buffers()) if any(self.f.modes) else {}
         return evaluate(self.f, params, buffers, x, drawn, self.options, self._outputs, noise)
 
-    @contextmanager
-    def own_noise(self) -> Iterator[None]:
+    def own_noise(self) -> AbstractContextManager[None]:
         """Random layers draw from this step's seed; the random state is restored at the end."""
-        if not any(map(is_random, self.module.modules())):
-            yield
-            return
         device = next(self.module.parameters()).device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(self.stream().noise())
-            yield
+        draws = not capturing(device) or any(map(is_random, self.f.parts))
+        return seeded(self.stream().noise(), device) if draws else nullcontext()
 
 
-def _compiled_parts_eager(module: nn.Module) -> AbstractContextManager[Any]:
+def _compiled_parts_eager(f: Functional) -> AbstractContextManager[Any]:
     """Context manager: compiled submodules run eagerly, so that tangents are not lost in them."""
     compiled = "torch._dynamo" in sys.modules and any(
         hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None
-        for m in module.modules()
+        for m in f.parts
     )
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def _check_not_sharded(module: nn.Module) -> None:
+def _check_not_sharded(f: Functional) -> None:
     """Raise if FSDP manages a part: a functional pass would ignore the parameters it is given."""
-    sharded = any(hasattr(p, "placements") for p in module.parameters() if p.requires_grad)
+    sharded = any(hasattr(p, "placements") for p in f.module.parameters() if p.requires_grad)
     # FSDP marks its modules for the compiler; a wrapper around the model leaves no other mark
-    if sharded or any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules()):
+    if sharded or any(getattr(m, "_is_fsdp_managed_module", False) for m in f.parts):
         raise UnsupportedModuleError(
             "the parameters are sharded (FSDP): a functional pass would ignore ψ and return R = 0 "
             "without an error. Under FSDP2 (fully_shard) use fsmap.InPlacePenalty, which moves the "

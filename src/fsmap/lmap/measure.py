@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnseenStatisticsWarning
-from fsmap.functional import accumulate
+from fsmap.functional import accumulate, seeded
 from fsmap.lmap.batchnorm import unchanged
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
@@ -136,9 +136,8 @@ def _unchanged(term: Wrapper, device: torch.device) -> Iterator[None]:
     for p, _ in grads:
         p.grad = None
     counted = (reg.step, reg._micro, reg._counts_passes)
-    forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
-        with unchanged(module), forked, torch.enable_grad():
+        with unchanged(module), seeded(None, device), torch.enable_grad():
             if not module.training:
                 module.train()
             yield

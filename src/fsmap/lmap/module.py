@@ -183,7 +183,6 @@ class LMAP(Term, nn.Module):
                 return reg.plain(x, compiled=compiled), None
             check_strength(reg_strength)
             size = num_points(x)
-            _check_keywords(keywords, size)
             if reg.active and not is_zero(reg_strength):
                 found = reg(x, drawn=drawn, compiled=compiled)
                 out, value = reg.output(found, size), reg.scaled(found.R, reg_strength)
@@ -193,6 +192,13 @@ class LMAP(Term, nn.Module):
                 out = reg.plain(reg.joined(x, drawn) if joint else x, compiled=compiled)
                 value = _zero(tensor_of(out))
                 out = first(out, size, reg.options.num_points) if joint else out
+        except InputError as error:
+            if not keywords:
+                raise
+            raise InputError(
+                f"{error} The model gets the same {', '.join(keywords)} at all points: what has "
+                "an entry for each training point belongs into x, a dict, and p_X draws such dicts."
+            ) from error
         finally:
             reg.keywords = {}
         reg.after_pass()
@@ -212,7 +218,7 @@ class LMAP(Term, nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step."""
-        self.regularizer.step = int(state)
+        self.regularizer.step, self.regularizer._micro = int(state), 0
 
     def children(self) -> Iterator[nn.Module]:
         """The model; raises InputError if it holds this LMAP: an endless loop."""
@@ -252,7 +258,7 @@ class Penalty(Term):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the step."""
-        self.regularizer.step = int(state["step"])
+        self.regularizer.step, self.regularizer._micro = int(state["step"]), 0
 
 
 @_with_all_options
@@ -405,7 +411,7 @@ class LogTrace(nn.Module):
         return torch.addcmul(value, strength, R - R.detach())
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
-        """Count this optimizer's steps instead of calls; one that a GradScaler skips is no step."""
+        """Count optimizer steps instead of calls; of a fused one also what GradScaler skips."""
         after = lambda: self._step(*self._means(*self.sums[:2]))  # noqa: E731
         self._hook = call_after_steps(optimizer, self._hook, after)
         return self
@@ -488,18 +494,6 @@ class LogTrace(nn.Module):
         self._warned = bool(found)
         for kind, message in found.items():
             warnings.warn(message, kind, stacklevel=5)
-
-
-def _check_keywords(keywords: dict[str, Any], size: int) -> None:
-    for name, value in keywords.items():
-        if isinstance(value, Tensor) and value.ndim and len(value) == size:
-            how = "Give x as a dict with it, and a p_X that draws such dicts."
-            if name.startswith("label"):
-                how = "Leave it out, and compute the loss from the output (out.logits)."
-            raise InputError(
-                f"{name} has an entry for each of the {size} training points, and the evaluation "
-                f"points have none. {how}"
-            )
 
 
 def is_zero(strength: Any) -> bool:

@@ -15,10 +15,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnsupportedModuleError, did_you_mean
-from fsmap.functional import Forward, Functional, NoiseReplay, functional, number, run
+from fsmap.functional import (
+    Forward,
+    Functional,
+    NoiseReplay,
+    functional,
+    number,
+    replaced_forward,
+    run,
+)
 from fsmap.linalg.estimators import Estimator, by_name
-from fsmap.linalg.jacobian import Whitening
-from fsmap.linalg.metric import Metric, Weights
+from fsmap.linalg.metric import Metric, Weights, Whitening
 from fsmap.px import EvalDistribution, Stream, as_px, generator
 from fsmap.types import Inputs, Params
 
@@ -200,7 +207,7 @@ class Outputs(NamedTuple):
     def draw(self, num: int, stream: Stream) -> Tensor:
         """``[num]`` entries without replacement, the same on every rank and micro-batch."""
         source = generator(stream.seed, stream.step, "outputs")
-        return torch.randperm(self.size, generator=source)[:num].sort().values
+        return torch.randperm(self.size, generator=source, device=source.device)[:num].sort().values
 
     def only(self, f: Functional, rows: Tensor) -> Functional:
         """The model with only some of its outputs, ``[S, ..., k]``.
@@ -219,11 +226,8 @@ class Outputs(NamedTuple):
                 bias: Tensor | None = layer.bias
                 return F.linear(h, layer.weight[rows], None if bias is None else bias[rows])
 
-            layer.forward = forward  # type: ignore[method-assign, assignment]
-            try:
+            with replaced_forward(layer, forward):
                 return f.tensor(module, x)
-            finally:
-                del layer.forward
 
         return Functional(f.module, some)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fsmap.errors import InputError
 from fsmap.linalg import logdet
 from fsmap.linalg.estimators import Estimator, Jvp, evaluate
-from fsmap.linalg.jacobian import Metric, Site, resolve
+from fsmap.linalg.metric import Metric, Site
 from fsmap.linalg.slq import DEFAULT_PROBES
 from fsmap.px import EvalDistribution, Stream, sample
 from fsmap.types import Draws, ModelFn, Params
@@ -52,9 +52,8 @@ class LogDet(NamedTuple):
         size, like = logdet.sizes(f, params, x), next(iter(params.values())).detach()
         if logdet.choose(self.method, size, like.device) != "slq":
             return Draws(x)
-        with torch.no_grad():
-            whiten = resolve(self.metric, x, f(params, x))
-        side = min(whiten.size, size.P)  # n of slq
+        site = Site(f, params, x, self.metric)
+        side = min(site.resolve(site.output()).size, size.P)  # n of slq
         return Draws(x, stream.signs(self.probes, side, like))
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -30,6 +30,7 @@ from fsmap.functional import (
     is_pointwise,
     move_points,
     num_points,
+    seeded,
     take_points,
 )
 from fsmap.objective.objective import Objective, Parts
@@ -381,17 +382,6 @@ def update(
 def layer_noise(f: ModelFn, stream: Stream, device: torch.device) -> AbstractContextManager[None]:
     """Context manager: dropout masks are a function of (seed, step)."""
     return nullcontext() if is_pointwise(f) else seeded(stream.noise(), device)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Context manager: seeds torch's CPU and device generators, and restores them at the end."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
 
 
 def check_pure(f: ModelFn, params: Params, x: Inputs) -> None:

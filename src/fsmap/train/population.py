@@ -30,6 +30,7 @@ from fsmap.functional import (
     differentiable_attention,
     functional,
     is_pointwise,
+    seeded,
     take_points,
 )
 from fsmap.objective.geometry import Laplacian, TraceBound
@@ -319,7 +320,7 @@ def initialize(module: nn.Module, seed: int) -> Params:
     """
     places = {n: p.device for n, p in module.named_parameters()}
     fresh = copy.deepcopy(module).cpu()  # so that a seed means the same on every device
-    with loop.seeded(integer(seed, "init"), _device()):
+    with seeded(integer(seed, "init"), _device()):
         for name, part in fresh.named_modules():
             if not any(p.requires_grad for p in part.parameters(recurse=False)):
                 continue
@@ -345,7 +346,7 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
         return initialize(f.module, seed)
     made: object = init
     if callable(init):
-        with loop.seeded(integer(seed, "init"), _device()):
+        with seeded(integer(seed, "init"), _device()):
             made = init(seed)
     if isinstance(made, nn.Module):
         made = functional(made)[1]

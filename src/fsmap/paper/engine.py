@@ -56,6 +56,7 @@ from fsmap.paper.rows import (
     key_of,
     margin,
     not_tested,
+    t95,
 )
 from fsmap.progress import progress
 
@@ -174,13 +175,14 @@ def judge_all(
         return judge(claim, math.nan, math.nan, 0, **options)
 
     def support(effect: Mean) -> float:
-        """By how many standard errors the effect is on the right side of its bound."""
+        """How far the effect is on the right side of its bound, in half widths of its interval."""
         ahead = margin(effect.mean, **{kind: options[kind]})
-        if not math.isfinite(ahead):
+        if not ahead > -math.inf:  # or nan
             return -math.inf
         if math.isnan(effect.stderr):
             return 0.0
-        return ahead / effect.stderr if effect.stderr else math.copysign(math.inf, ahead)
+        reach = t95(effect.n) * effect.stderr
+        return ahead / reach if reach else math.copysign(math.inf, ahead)
 
     place, weakest = min(effects.items(), key=lambda item: support(item[1]))
     if ratio:

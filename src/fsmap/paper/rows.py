@@ -11,9 +11,9 @@ A unit is finished if, and only if, its line stands in ``units.jsonl`` and its r
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
 written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which every parser accepts.
 
-Claims are computed from rows: by :func:`judge` about a measured effect, which has to be two
-standard errors from its bound, and as ``Claim(text, holds, ours, paper)`` about an exact quantity
-(a theorem, a deterministic optimum).
+Claims are computed from rows: by :func:`judge` about a measured effect, whose 95 % interval must
+not contain the bound, and as ``Claim(text, holds, ours, paper)`` about an exact quantity (a
+theorem, a deterministic optimum).
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ def judge(
     source: Source = "paper",
     **bound: float,
 ) -> Claim:
-    """A claim about a measured effect: decided if it is two standard errors from its bound.
+    """A claim about a measured effect: decided if its bound is outside the 95 % interval.
 
+    The interval is that of Student's t: :func:`t95` standard errors on either side.
     ``effect`` is a difference, such as the mean over seeds of L-MAP's ECE minus PS-MAP's, or ours
     minus the paper's value; with one seed its error is nan, and the claim undecided. Without seeds
     (or splits) it is not tested. One bound says what is claimed: the effect is ``below`` or
@@ -128,20 +129,30 @@ def judge(
         >>> judge("ECE falls", -0.4, 0.1, 5, below=0).holds
         True
         >>> judge("ECE falls", -0.1, 0.1, 5, below=0).reason
-        'within two standard errors'
+        'the bound is within the 95 % interval'
     """
     ahead = margin(effect, **bound)
     shown = effect if ours is None else ours
     made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
     if seeds == 0:
         return made._replace(ours=None, effect=None, stderr=None, reason="no rows")
-    if not math.isfinite(ahead):
+    if not ahead > -math.inf:  # or nan
         return made._replace(holds=False)
     if math.isnan(stderr):
-        return made._replace(reason="one seed: the error is not known")
-    if abs(ahead) <= 2 * stderr:
-        return made._replace(reason="within two standard errors")
+        return made._replace(reason="one seed: " * (seeds == 1) + "the error is not known")
+    if abs(ahead) <= t95(seeds) * stderr:
+        return made._replace(reason="the bound is within the 95 % interval")
     return made._replace(holds=ahead > 0)
+
+
+def t95(n: int) -> float:
+    """Half the width of the 95 % interval of a mean of ``n`` values, in standard errors.
+
+    Student's t with n - 1 degrees of freedom: a table, then an expansion (to 0.002).
+    """
+    df = n - 1
+    table = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+    return table[df] if df < len(table) else 1.96 + 2.372 / df + 2.823 / df**2
 
 
 def margin(effect: float, **bound: float) -> float:

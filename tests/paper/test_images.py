@@ -76,6 +76,7 @@ def test_a_row_changes_settings(tmp_path: Path):
 def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes, word):
     with pytest.raises(InputError, match=word):
         dataclasses.replace(experiment.config, **changes)
+    assert not hasattr(experiment.config, "trace_points")  # shared models did not depend on it
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_units_of_the_protocol_and_their_networks(experiment, unit, changes, tmp
 
 
 def tiny() -> dict[str, object]:
-    return {"limit": 32, "batch": 16, "points": 4, "width": 2, "trace_points": 4}
+    return {"limit": 32, "batch": 16, "points": 4, "width": 2}
 
 
 def measured(experiment, config, unit, here) -> list[Row]:

@@ -62,7 +62,7 @@ class FSMAPAtScale(ImageExperiment):
         "statistics; error against the dual on a narrow twin; FashionMNIST, SGD, cosine, a few "
         "epochs, geometry on every k-th step; L-MAP at the same ε, LogTrace at its default"
     )
-    selecting = ("seeds",)
+    selecting = ("seeds", "trace_points")  # older rows have the latter
     departures = ()
     config = Config()
     quick = Config.small(fmnist_epochs=1, limit=64, every=2, points=4, probes=8, sizes=(2, 4),

@@ -29,7 +29,8 @@ from fsmap.paper.rows import Row, Unit
 from fsmap.types import Params
 
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}  # the paper's D' of each training set
-SELECTING = ("datasets", "seeds", "compile", "graph")  # see Experiment.selecting
+COMPUTED = ("compile", "graph", "trace_points")  # change no number; the last is of older rows
+SELECTING = ("datasets", "seeds", *COMPUTED)  # see Experiment.selecting
 
 
 class Kind(NamedTuple):
@@ -104,7 +105,7 @@ def kind_of(name: str) -> Kind:
 
 SMALL: dict[str, Any] = {
     **{"width": 4, "limit": 256, "batch": 16, "points": 8, "lr": 0.1, "reg_strength": 1e-4},
-    **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp", "trace_points": 32},
+    **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp"},
 }
 """Quick sizes, the same in all experiments, so that they can share models."""
 
@@ -131,7 +132,6 @@ class ImageConfig:
     precision: str = "bf16"  # on CUDA; on the CPU it is fp32
     compile: bool = True  # on CUDA
     graph: bool = True  # on CUDA
-    trace_points: int = 256  # images of D' at which R is measured after every epoch
     limit: int | None = None  # use only so many training and test images; None: all
     generated: bool = False  # generated images even where the data are there
 
@@ -166,6 +166,7 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
 
 LOOKS = 50  # measurements of R during a long run, about
 JOINT = 128  # B and S of R in training mode, the paper's
+LAPLACIAN_POINTS = 256  # images at which R of the deployed network is measured
 
 
 class Watch:
@@ -293,7 +294,7 @@ def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: C
         device=context.device,
         folder=_folder(context, run_name(settings, kind)),
         resume=True,
-        hooks=[Watch(context, images[: config.trace_points])],
+        hooks=[Watch(context, images[:LAPLACIAN_POINTS])],
         task=task,
         data_dir=context.data_dir,
     )
@@ -317,8 +318,6 @@ def _folder(context: Context, name: str) -> Path:
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
 """Metrics that tables show in percent, as the paper does; rows hold fractions."""
-
-LAPLACIAN_POINTS = 256
 
 GENERATED = "generated images in place of the data set, which is not here"
 SPLIT = "validation images chosen by us; the authors' choice is not known"

@@ -218,6 +218,14 @@ def test_the_commands_for_what_is_missing_work():
         assert set(changed) <= set(experiment.selecting), words  # can be added to a run
 
 
+def test_fields_that_select_change_the_units():
+    for e in registry().values():
+        for name in {*e.selecting} & {*vars(e.config)} - {"compile", "graph"}:
+            value = getattr(e.config, name)
+            less = value - 1 if isinstance(value, int) else value[:-1]
+            assert e.units(dataclasses.replace(e.config, **{name: less})) != e.units(e.config), e.id
+
+
 def test_committed_runs_can_be_resumed():
     for found in find_runs([RESULTS]):
         assert not found.trouble, found.folder

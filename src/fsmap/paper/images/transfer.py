@@ -24,9 +24,9 @@ from fsmap.models.mlp import MLP
 from fsmap.paper.engine import Context, Measured, Plots
 from fsmap.paper.images.experiments import printed
 from fsmap.paper.images.protocol import (
+    COMPUTED,
     GENERATED,
     KINDS,
-    SELECTING,
     ImageConfig,
     ImageExperiment,
     Kind,
@@ -161,7 +161,7 @@ class Transfer(ImageExperiment):
         "CIFAR-10 enlarged to 224²; finetune: SGD, lr 1e-3, batch 64, D' = CIFAR-100, 3 epochs; "
         "features: Adam on features of the frozen backbone, λ chosen on held-out images"
     )
-    selecting = (*SELECTING, "forms")
+    selecting = ("forms", *COMPUTED)  # a unit of features has all seeds
     departures = ImageExperiment.departures[1:]
     config = Config()
     quick = Config.small(backbone="resnet18", hidden=16, steps=60, strengths=(1e-4, 1e-2), batch=16)

@@ -231,12 +231,14 @@ def test_rows_are_tuned_on_held_out_images_and_compared_as_tuned():
         "ps-map": {"valid_nll": 0.3, "ece": 0.04},
         "ps-map@wd-1e-2": {"valid_nll": 0.2, "ece": 0.02},
         "ps-map@wd-1e-1": {"valid_nll": 0.4, "ece": 0.01},
-        "ps-map@valid-0": {"ece": 0.05},
+        "ps-map@valid-0": {"ece": 0.05, "valid_nll": 0.1},
         "other": {"valid_nll": 0.1, "ece": 0.03},
     }
     rows = made_up(values, "fmnist")
     table = {line["row"]: line["ours"] for line in ImageTable().table(rows)}
     assert table == {"ps-map": 4.0, "ps-map@valid-0": 5.0, "other": 3.0, "ps-map@tuned": 2.0}
+    lucky = [row._replace(seed=7, value=0.0) for row in rows if row.metric == "valid_nll"][:2]
+    assert ImageTable().table(rows + lucky)[-1]["ours"] == 2.0  # a seed that only ps-map has
     # PS-MAP is compared as tuned only with an L-MAP that is tuned, too
     assert list(verdicts(ImageTable(), rows).values()) == [True]  # 3 % is below 4 %
     also = made_up({**values, "other@lambda-1e-5": {"valid_nll": 0.05, "ece": 0.025}}, "fmnist")

@@ -149,21 +149,26 @@ def lines(
 def with_tuned(rows: Rows) -> list[Row]:
     """Rows as the table has them, and of each one's changes the best on held-out images.
 
-    It is called tuned if several were tried. Rows that hold out other images stay as they are.
-    Changed rows come after the others.
+    It is called tuned if several were tried, and compared over the seeds that all of them have.
+    Rows that hold out other images stay as they are. Changed rows come after the others.
     """
     found = []
     for members in tables.group(rows, "dataset").values():
-        tried: dict[str, dict[str, float]] = {}
+        tried: dict[str, dict[str, dict[int, float]]] = {}
         kept = set()
         for (name,), mine in tables.group(members, "row").items():
-            if (nll := tables.mean(tables.values(mine, metric="valid_nll"))).n:
-                tried.setdefault(base_of(name), {})[name] = nll.mean
+            nll = tables.values_by(mine, "seed", metric="valid_nll")
+            if nll and "@valid" not in name:
+                tried.setdefault(base_of(name), {})[name] = nll
             if base_of(name) == name or "@valid" in name:
                 kept.add(name)
                 found += mine
         for base, losses in tried.items():
-            best = min(losses, key=losses.__getitem__)
+            seeds = set.intersection(*map(set, losses.values()))
+            if not seeds:
+                continue
+            means = {name: sum(nll[seed] for seed in seeds) for name, nll in losses.items()}
+            best = min(means, key=means.__getitem__)
             name = base + TUNED if len(losses) > 1 else best
             if name not in kept:
                 mine = tables.select(members, row=best)

@@ -251,6 +251,11 @@ def test_quadrature_and_chain_have_to_agree(metric, value, holds):
     assert claim.holds is holds
 
 
+def test_the_grid_is_not_tested_where_the_paper_has_no_figure():
+    rows = [row for row in committed("mixture-bma").rows() if row.config.get("prior_std") == 0.5]
+    assert get("mixture-bma").claims(rows)[-1].seeds == 0
+
+
 def test_without_a_sampler_the_rows_and_the_claim_say_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyro.infer.mcmc", None)
     rows = measure("mixture-bma", tmp_path)

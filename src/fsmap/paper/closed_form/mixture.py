@@ -278,7 +278,7 @@ class MixtureBMA(Experiment):
             _chain_agrees(rows),
             exact("The authors' grid over θ_R alone gives the same average, to a fifth of the "
                   "nearer distance", largest(shares.values()) < 0.2, listed(shares, "α", ".1%"),
-                  source="ours", seeds=len({row.seed for row in distances})),
+                  source="ours", seeds=len({row.seed for row in distances}) if shares else 0),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:

@@ -43,10 +43,10 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def measure(name: str, folder: Path) -> list[Row]:
+def measure(name: str, folder: Path, **changes: float) -> list[Row]:
     """Rows of the tiny size, after a trip through JSON."""
     experiment = get(name)
-    config = dataclasses.replace(experiment.quick, **TINY[name])
+    config = dataclasses.replace(experiment.quick, **TINY[name], **changes)
     shares: list[float] = []
     context = Context(torch.device("cpu"), folder, shares.append, size="quick")
     rows = [
@@ -254,6 +254,14 @@ def test_quadrature_and_chain_have_to_agree(metric, value, holds):
 def test_the_grid_is_not_tested_where_the_paper_has_no_figure():
     rows = [row for row in committed("mixture-bma").rows() if row.config.get("prior_std") == 0.5]
     assert get("mixture-bma").claims(rows)[-1].seeds == 0
+
+
+def test_claims_and_the_live_figure_have_the_noise_of_the_run(tmp_path):
+    rows = measure("mixture-posterior", tmp_path, prior_std=3.0, noise_std=0.2)
+    live = get("mixture-posterior").live(rows)
+    assert (live["alpha"], live["sigma"]) == (3.0, 0.2)
+    rows = measure("fourier", tmp_path, noise_std=0.05)
+    assert "noise (0.05)" in str(get("fourier").claims(rows))
 
 
 def test_without_a_sampler_the_rows_and_the_claim_say_so(tmp_path, monkeypatch):

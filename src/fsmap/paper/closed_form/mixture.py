@@ -162,7 +162,8 @@ class MixturePosterior(Experiment):
                 yield Measured("peak", GRID[density.argmax()], method, seed, where)
                 if seed == 0:
                     yield Measured("density", density, method, 0, where)
-        yield Measured("data", torch.stack([data[0].x, data[0].y]), seed=0)
+        stds = {"prior_std": config.prior_std, "noise_std": config.noise_std}
+        yield Measured("data", torch.stack([data[0].x, data[0].y]), seed=0, config=stds)
 
     def claims(self, rows: Rows) -> list[Claim]:
         sides = {"objective": TRUE}, {"objective": "none"}
@@ -188,9 +189,11 @@ class MixturePosterior(Experiment):
 
     def live(self, rows: Rows) -> dict[str, Any] | None:
         """The model and the first data set, for ``mixture.js``."""
-        for x, y in tables.values(rows, metric="data"):
-            model, about = build(), {"alpha": self.config.prior_std, "sigma": 0.1, "x": x, "y": y}
-            return {"centers": model.centers, "width": model.width, "scale": model.scale, **about}
+        for row in tables.select(rows, metric="data"):
+            config, model = {**vars(self.config), **row.config}, build()  # older rows have none
+            about = {"alpha": config["prior_std"], "sigma": config["noise_std"]}
+            about |= {"centers": model.centers, "width": model.width, "scale": model.scale}
+            return {**about, "x": row.value[0], "y": row.value[1]}
         return None
 
 

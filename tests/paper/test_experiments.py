@@ -16,7 +16,7 @@ from fsmap.paper.closed_form.fourier import NARROW
 from fsmap.paper.engine import Context, compare, get, judge_all
 from fsmap.paper.report import figures
 from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Row, RunFolder, encode, parse
+from fsmap.paper.rows import Row, RunFolder, encode, key_of, parse
 
 FOURIER = {"num_frequencies": 8, "steps": 60, "warmup": 10, "num_test": 50, "seeds": 2}
 NETWORKS = {"draws": 3, "block": 2, "width": 3, "grid": 6}
@@ -46,7 +46,7 @@ TINY: dict[str, dict[str, Any]] = {
 def measure(name: str, folder: Path, **changes: float) -> list[Row]:
     """Rows of the tiny size, after a trip through JSON."""
     experiment = get(name)
-    config = dataclasses.replace(experiment.quick, **TINY[name], **changes)
+    config = dataclasses.replace(experiment.quick, **TINY[name] | changes)
     shares: list[float] = []
     context = Context(torch.device("cpu"), folder, shares.append, size="quick")
     rows = [
@@ -262,6 +262,28 @@ def test_claims_and_the_live_figure_have_the_noise_of_the_run(tmp_path):
     assert (live["alpha"], live["sigma"]) == (3.0, 0.2)
     rows = measure("fourier", tmp_path, noise_std=0.05)
     assert "noise (0.05)" in str(get("fourier").claims(rows))
+
+
+@pytest.mark.parametrize(
+    "name", ["fourier-points", "mixture-bma", "moons-solutions", "moons-pathology"]
+)
+def test_every_part_of_a_run_has_claims_and_pictures(name):
+    lines, experiment = committed(name).content().lines, get(name)
+    units = list({key_of(line.row.unit): None for line in lines})
+    for some in ({u} for u in units), ({*units[:k]} for k in range(1, len(units), 2)):
+        for part in some:
+            rows = [line.row for line in lines if key_of(line.row.unit) in part]
+            experiment.claims(rows)
+            experiment.table(rows)
+            with figures.style():
+                experiment.draw(rows)
+    assert get("shift").draw([]) == {}
+
+
+def test_one_stage_or_decade_tests_no_gain(tmp_path):
+    rows = measure("moons-pathology", tmp_path, stages=1, decades=1)
+    claims = get("moons-pathology").claims(rows)
+    assert [bool(claim.seeds) for claim in claims] == [False, True, False, False]
 
 
 def test_without_a_sampler_the_rows_and_the_claim_say_so(tmp_path, monkeypatch):

@@ -137,7 +137,8 @@ def test_a_damaged_run_is_named_and_does_not_stop_the_others(runs):
 def test_rows_that_cannot_be_judged_are_said(runs, monkeypatch):
     monkeypatch.setattr(Squares, "claims", lambda self, rows: {}["gone"])
     _, page = page_of(runs, "runs")
-    assert "its rows (quick) cannot be drawn: KeyError" in page.said
+    assert "claims cannot be made of these rows: KeyError: 'gone'" in page.said
+    assert "made up" in page.said  # and the rest is shown
 
 
 @pytest.mark.parametrize(

@@ -560,8 +560,9 @@ class FourierPoints(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         ranks = tables.values_by(rows, "points", metric="rank")
         full = max(ranks.values(), default=0)
-        fewer = sorted(m for m in ranks if ranks[m] < full)
         enough = sorted(m for m in ranks if ranks[m] == full)
+        enough = enough if len(enough) > 1 else []  # the rank may still grow
+        fewer = sorted(ranks.keys() - {*enough})
         fall, rise, flat = {}, {}, {}
         errors = tables.group(rows, "jitter", metric="test_rmse", method="fs-map")
         for (jitter,), members in errors.items():
@@ -570,12 +571,15 @@ class FourierPoints(Experiment):
             def ratio(one: float, other: float, members: Rows = members) -> Mean:
                 return compare(members, {"points": one}, {"points": other}, ratio=True)
 
-            fall[at] = ratio(enough[0], fewer[0])
-            for a, b in itertools.pairwise([*fewer, enough[0]]):
+            if fewer and enough:
+                fall[at] = ratio(enough[0], fewer[0])
+            for a, b in itertools.pairwise([*fewer, *enough[:1]]):
                 rise[f"M = {b}, {at}"] = ratio(b, a)
             for m in enough:
                 flat[f"M = {m}, {at}"] = ratio(m, math.inf)
-        path = f"from M = {fewer[0]} to {enough[0]}" if ranks else "until Φ has full rank"
+        path = (
+            f"from M = {fewer[0]} to {enough[0]}" if fewer and enough else "until Φ has full rank"
+        )
         return [
             judge_all(f"Test RMSE falls by more than 10 % {path}, at every ε", fall, ratio=True,
                       below=0.9, paper="decreases"),

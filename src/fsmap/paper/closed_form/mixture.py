@@ -286,6 +286,8 @@ class MixtureBMA(Experiment):
 
     def draw(self, rows: Rows) -> Plots:
         shown = [a for a in PRINTED if tables.select(rows, metric="average", prior_std=a)]
+        if not shown:
+            return {}
         figure, panels = figures.axes(len(shown), panel=(2.9, 2.6), sharey=True, squeeze=False)
         for ax, alpha in zip(panels[0], shown, strict=True):
             _draw_functions(ax, tables.select(rows, prior_std=alpha))

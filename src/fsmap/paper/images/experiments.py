@@ -301,7 +301,7 @@ class ImageSize(RowsExperiment):
 
     def draw(self, rows: Rows) -> Plots:
         metrics = ("ece", "accuracy", "nll")
-        return {self.id: draw_lines(rows, "num_points", metrics, "S", TABLE_4)}
+        return draw_lines(rows, self.id, "num_points", metrics, "S", TABLE_4)
 
 
 LAST = {
@@ -444,7 +444,7 @@ class LabelNoise(RowsExperiment):
 
     def draw(self, rows: Rows) -> Plots:
         metrics, label = ("accuracy", "ece", "nll_scaled"), "fraction of random labels"
-        return {self.id: draw_lines(rows, "label_noise", metrics, label)}
+        return draw_lines(rows, self.id, "label_noise", metrics, label)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -603,7 +603,7 @@ class Shift(RowsExperiment):
     def draw(self, rows: Rows) -> Plots:
         graded = [row for row in rows if row.config.get("severity") is not None]
         metrics = ("accuracy", "ece", "nll")
-        return {self.id: draw_lines(over_corruptions(graded), "severity", metrics, "severity")}
+        return draw_lines(over_corruptions(graded), self.id, "severity", metrics, "severity")
 
 
 def over_corruptions(rows: Rows) -> list[Row]:

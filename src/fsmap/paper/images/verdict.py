@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import METRICS
@@ -104,22 +103,24 @@ def _point(ax: Axes, place: float, rows: Rows, metric: str, paper: Cells, *, fil
 
 
 def draw_lines(
-    rows: Rows, x: str, metrics: Sequence[str], xlabel: str, paper: Printed = MappingProxyType({})
-) -> Figure:
+    rows: Rows, id: str, x: str, metrics: Sequence[str], xlabel: str, paper: Printed | None = None
+) -> dict[str, Figure]:
     """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set."""
+    if not rows:
+        return {}
     figure, found = panels(rows, len(metrics))
     for dataset, line, mine in found:
         for ax, metric in zip(line, metrics, strict=True):
             for some in tables.group(shown(tables.select(mine, metric=metric)), "row").values():
                 figures.plot_mean(ax, *tables.line(some, x), **look_of(some[0]))
-            known = {key[1]: cells[metric][0] for key, cells in paper.items() if key[0] == dataset}
+            known = {k[1]: v[metric][0] for k, v in (paper or {}).items() if k[0] == dataset}
             if known:
                 ax.plot(list(known), list(known.values()), label="L-MAP, paper", **PRINTED)
             ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS[metric])
             if paper:
                 ax.set_xscale("log", base=2)  # as in the paper's figure
         line[0].legend()
-    return figure
+    return {id: figure}
 
 
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")

@@ -13,7 +13,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from fsmap.paper.rows import (
     VERDICTS,
     Content,
     Row,
+    Rows,
     RunFolder,
     claim_entry,
     tally,
@@ -154,17 +155,13 @@ def view(experiment: Experiment, runs: Sequence[Found], place: Path) -> dict[str
     if run.trouble:
         return item | {"trouble": run.damage}
     item["units"] = coverage(experiment, run.content.header, run.content.units)
-    try:
-        with style():
-            return item | _measured(experiment, run, item["units"])
-    except TROUBLE as error:
-        reason = f"its rows ({item['units']}) cannot be drawn: {type(error).__name__}: {error}"
-        return item | {"trouble": f"{run.folder}: {reason}"}
+    with style():
+        return item | _measured(experiment, run, item["units"])
 
 
 def _blank(name: str, label: str, title: str, heading: str) -> dict[str, Any]:
     lists = ("claims", "checks", "figures", "tables", "facts", "config", "departures", "others")
-    texts = ("trouble", "units", "sentence", "finish", "command", "slider", "live", "seeds")
+    texts = ("trouble", "units", "sentence", "finish", "command", "slider", "live", "seeds", "lost")
     return {
         **{"id": name, "label": label or name, "title": title, "section": heading},
         **dict.fromkeys((*texts, "headline", "quick"), ""),
@@ -186,15 +183,25 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     """The entries that are computed from rows."""
     header, units = run.content.header, run.content.units
     rows = [line.row for line in run.content.lines]
-    out = run.folder.parent
-    claims = [claim_entry(claim) for claim in experiment.claims(rows)]
+    out, lost = run.folder.parent, list[str]()
+
+    def part(name: str, make: Callable[[Rows], Any], empty: Any) -> Any:
+        try:
+            return make(rows)
+        except TROUBLE as error:
+            lost.append(f"{name} cannot be made of these rows: {type(error).__name__}: {error}")
+            return empty
+
+    claims = [claim_entry(claim) for claim in part("claims", experiment.claims, [])]
     stated = [c for c in claims if c["source"] != "check"]
     judged = [c for c in stated if c["source"] == "paper"] or stated
     shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
     pictures = [
         {"name": name, **picture(figure, f"{experiment.id}-{place}")._asdict()}
-        for place, (name, figure) in enumerate(experiment.draw(rows).items())
+        for place, (name, figure) in enumerate(part("figures", experiment.draw, {}).items())
     ]
+    table = part("the table", experiment.table, [])
+    slider = part("the slider", experiment.interactive, None)
     quick = header["size"] == "quick"
     finish = _command(experiment.id, out) + " --resume" * (not quick)
     seeds = len({row.seed for row in rows if row.seed is not None})
@@ -209,21 +216,22 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
         "seeds": max((c["seeds"] or 0 for c in judged), default=0) or seeds or None,
         "sentence": _sentence(experiment.see, judged),
         "figures": pictures,
-        "slider": _slider(experiment.interactive(rows), experiment.id),
-        "live": experiment.live(rows),
+        "slider": _slider(slider, experiment.id),
+        "live": part("the live figure", experiment.live, None),
         "tables": [
             {
                 **layout._asdict(),
                 "printed": layout.printed,
                 "fold": layout.name or (len(layout.lines) > LONG_TABLE and not of_the_paper),
             }
-            for layout in arranged(experiment.table(rows), experiment.group)
+            for layout in arranged(table, experiment.group)
         ],
         "command": _command(experiment.id, out, " --quick" * quick),
         "finish": "" if size == "full" else finish,
         "facts": _facts(experiment, rows, units, size),
         "config": [(key, number(value)) for key, value in header["config"].items()],
         "departures": list(dict.fromkeys([*experiment.departures, *_departures(rows)])),
+        "lost": "; ".join(lost),
     }
 
 

@@ -214,6 +214,8 @@ BAD = [
 @pytest.mark.parametrize(("name", "spoil", "false"), BAD)
 def test_claims_differ_if_the_rows_say_so(name, spoil, false):
     rows, judge = committed(name).rows(), get(name).claims
+    if name == "moons-solutions":  # of one seed nothing is decided
+        rows += [row._replace(seed=1) for row in rows]
     pairs = zip(judge(rows), judge([spoil(row) for row in rows]), strict=True)
     refuted = [after.claim for before, after in pairs if before.holds != after.holds is not True]
     assert len(refuted) == len(false), refuted

@@ -404,6 +404,7 @@ class ImageExperiment(Experiment):
         "D' of CIFAR-10: all images of CIFAR-100, without its split",
         "the gradient is clipped to norm 1, where the authors clip the update",
         "selective prediction is a normalized area; the paper's numbers are rescaled to it",
+        "OOD AUROC of L-MAP with D' is measured on images that were p_X in training",
     )
 
     def one_thread(self, config: Any) -> bool:

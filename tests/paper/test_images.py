@@ -319,6 +319,7 @@ def test_rows_can_be_told_apart():
 
 
 def test_flatness():
+    assert LossLandscape.config.seeds == LaplacianTrace.config.seeds == ImageTable.config.seeds
     for rise in (1.0, 2.1):
         values = {"ps-map": {"rise": 2.0, "loss_along": [9.0, 1.0]}, "other": {"rise": rise}}
         rows = made_up(values, "fmnist")

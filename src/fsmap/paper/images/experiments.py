@@ -319,13 +319,13 @@ class LaplacianTrace(RowsExperiment):
     label = "Fig. 6 right"
     title = "Laplacian during training"
     see = "R after every epoch of each method; dotted: the authors' last values."
-    cost = "three runs of a set; none where image-table has trained them"
+    cost = "nine runs of a set; none where image-table has trained them"
     protocol = (
         "rows of image-table: PS-MAP, L-MAP with D' and LogTrace; R(θ) in training "
         "mode at 128 training images and 128 of D' in one batch, as the authors log it, and of the "
         "deployed network at 256 images of D'; one draw of ψ (the same after every epoch)"
     )
-    config = RowsConfig(seeds=1)
+    config = RowsConfig()
     quick = RowsConfig.small(rows=("ps-map", "other"))
 
     def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
@@ -449,7 +449,6 @@ class LabelNoise(RowsExperiment):
 
 @dataclasses.dataclass(frozen=True)
 class LandscapeConfig(RowsConfig):
-    seeds: int = 1
     directions: int = 20  # how many
     steps: int = 41  # points between −reach and reach
     reach: float = 5.0  # largest step, in multiples of each filter's norm
@@ -468,7 +467,7 @@ class LossLandscape(RowsExperiment):
         "How fast the training loss rises around the minimum of each method; in the paper more "
         "slowly around L-MAP's."
     )
-    cost = "three runs of a set, or none where image-table has trained them; then a minute"
+    cost = "nine runs of a set, or none where image-table has trained them; then a minute"
     protocol = (
         "rows of image-table: PS-MAP, L-MAP with D' and LogTrace; cross-entropy of "
         "training images, evaluation mode; directions normalized filter by filter, biases and "

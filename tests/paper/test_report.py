@@ -134,6 +134,12 @@ def test_a_damaged_run_is_named_and_does_not_stop_the_others(runs):
     assert "The curve is a parabola." not in page.said
 
 
+def test_a_page_is_made_in_any_locale(runs, monkeypatch):
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *how: read(path, *(how or ["ascii"])))
+    assert build([runs / "runs"], runs / "report") == build([runs / "runs"], runs / "report")
+
+
 def test_rows_that_cannot_be_judged_are_said(runs, monkeypatch):
     monkeypatch.setattr(Squares, "claims", lambda self, rows: {}["gone"])
     _, page = page_of(runs, "runs")

@@ -66,7 +66,7 @@ def build(folders: Sequence[Path], out: Path) -> Path:
     text = render(find_runs(folders))
     page = out / "index.html"
     try:
-        if page.exists() and MADE_BY not in page.read_text(errors="replace"):
+        if page.exists() and MADE_BY not in page.read_text("utf-8", "replace"):
             raise InputError(f"{page} is not a page of fsmap report. Choose another --out.")
         out.mkdir(parents=True, exist_ok=True)
         write_whole(page, text)
@@ -310,7 +310,7 @@ def environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     made.filters["embedded"] = embedded
-    scripts = {name: (TEMPLATE / f"{name}.js").read_text() for name in SCRIPTS}
+    scripts = {name: (TEMPLATE / f"{name}.js").read_text("utf-8") for name in SCRIPTS}
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts.values())
     made.globals["scripts"] = scripts
     # of the Content-Security-Policy: these scripts run, and no others

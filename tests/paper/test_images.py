@@ -69,6 +69,7 @@ def test_a_row_changes_settings(tmp_path: Path):
         (Shift, {"corruptions": ("fogg",)}, "fogg"),
         (Shift, {"severities": (1, 9)}, "9"),
         (LossLandscape, {"steps": 4}, "odd"),
+        (FSMAPAtScale, {"probes": 3}, "8, 16"),
         (LossLandscape, {"reach": 0.0}, "positive"),
         (ImageTable, {"precision": "foo"}, "foo"),
     ],

@@ -24,6 +24,7 @@ from fsmap.data.images import ImageTask
 from fsmap.images.build import logits_of
 from fsmap.models.resnet import resnet18
 from fsmap.paper.engine import Context, Measured, Plots, exact
+from fsmap.paper.images import protocol
 from fsmap.paper.images.protocol import GENERATED, ImageConfig, ImageExperiment, generated, task_of
 from fsmap.paper.images.verdict import command, compare, lines
 from fsmap.paper.report import figures, tables
@@ -49,6 +50,10 @@ class Config(ImageConfig):
     jitters: tuple[float, ...] = (1.0, 1e2, 1e4)  # ε: a smaller one needs more Lanczos steps
     twin: int = 4  # width of the network whose exact value is known
     repeats: int = 5  # measurements of each cost and error
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        protocol.check_choice("probes", (self.probes,), tuple(T_999))
 
 
 class FSMAPAtScale(ImageExperiment):
@@ -97,7 +102,7 @@ class FSMAPAtScale(ImageExperiment):
     def claims(self, rows: Rows) -> list[Claim]:
         cosines = tables.values(rows, metric="gradient_cosine")
         errors = tables.select(rows, metric="log_det_z")
-        within = [row.value <= T_999.get(row.config["probes"], 3.3) for row in errors]
+        within = [row.value <= T_999[row.config["probes"]] for row in errors]
         real = [r for r in rows if not r.config["generated"] and r.config.get("images", 0) > 2e4]
         return [
             exact("On a narrow network slq's 99.9 % interval (Student's t) contains the exact "

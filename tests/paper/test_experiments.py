@@ -106,7 +106,7 @@ def test_tables_claims_and_pictures_come_from_the_rows(measured):
 def test_committed_rows_have_the_committed_verdicts_and_without_rows_there_is_none(name):
     run = committed(name)
     told = [claim["holds"] for claim in parse(run.summary_file.read_bytes())["claims"]]
-    assert [claim.holds for claim in get(name).claims(run.rows())] == told
+    assert [claim.holds for claim in get(name).claims(run.content().rows)] == told
     for claim in get(name).claims([]):
         assert (claim.holds, claim.seeds) == (None, 0), claim
 
@@ -213,7 +213,7 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "spoil", "false"), BAD)
 def test_claims_differ_if_the_rows_say_so(name, spoil, false):
-    rows, judge = committed(name).rows(), get(name).claims
+    rows, judge = committed(name).content().rows, get(name).claims
     if name == "moons-solutions":  # of one seed nothing is decided
         rows += [row._replace(seed=1) for row in rows]
     pairs = zip(judge(rows), judge([spoil(row) for row in rows]), strict=True)
@@ -246,7 +246,7 @@ def test_several_effects_are_judged_by_the_weakest():
     + [("quadrature_error", 0.1, False)],
 )
 def test_quadrature_and_chain_have_to_agree(metric, value, holds):
-    rows = [row._replace(deviations=()) for row in committed("mixture-bma").rows()]
+    rows = [row._replace(deviations=()) for row in committed("mixture-bma").content().rows]
     rows = [change(metric="chain_z", to=1.5)(row) for row in rows]
     rows = [change(metric=metric, prior_std=10.0, to=value)(row) for row in rows]
     (claim,) = [claim for claim in get("mixture-bma").claims(rows) if "NUTS" in claim.claim]
@@ -254,7 +254,9 @@ def test_quadrature_and_chain_have_to_agree(metric, value, holds):
 
 
 def test_the_grid_is_not_tested_where_the_paper_has_no_figure():
-    rows = [row for row in committed("mixture-bma").rows() if row.config.get("prior_std") == 0.5]
+    rows = [
+        row for row in committed("mixture-bma").content().rows if row.config.get("prior_std") == 0.5
+    ]
     assert get("mixture-bma").claims(rows)[-1].seeds == 0
 
 

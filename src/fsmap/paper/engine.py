@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from fsmap.errors import FsmapError, InputError, MissingDataError, did_you_mean
+from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError, did_you_mean
 from fsmap.files import circumstances, plain
 from fsmap.functional import as_device
 from fsmap.paper.report import figures, tables
@@ -459,9 +459,9 @@ class Job:
         with folder.lock():
             if self.lenient and folder.finished and not (options.resume or options.force):
                 return self.outcome("kept", "finished before; --force runs it again")
-            if not self._open(units, say):
+            done = self._open(units, say)
+            if done is None:
                 return self.outcome("kept", "finished before")
-            done = folder.done()
             left = [unit for unit in units if key_of(unit) not in done]
             with progress(len(left), label, silent=options.silent) as bar:
                 for index, unit in enumerate(left):
@@ -476,7 +476,7 @@ class Job:
                     folder.add(unit, *self._measure(unit, device, advance))
                     bar.update(index + 1)
             if options.resume:
-                folder.tidy(folder.header(), units)
+                folder.tidy(units)
             return self.outcome("finished", summary=publish(experiment, folder))
 
     def _measure(
@@ -502,21 +502,26 @@ class Job:
         """The outcome of this run."""
         return Outcome(self.experiment.id, status, self.folder.path, reason, **more)
 
-    def _open(self, units: Sequence[Unit], say: Say) -> bool:
-        """Make the folder ready for the next unit; False if there is nothing left to do."""
-        options, found = self.options, self.folder
+    def _open(self, units: Sequence[Unit], say: Say) -> Container[str] | None:
+        """Make the folder ready for the next unit; finished units, or None if all are done."""
+        options, found, content = self.options, self.folder, self.folder.content()
         config = plain(dataclasses.asdict(self.config))
         header = {"experiment": self.experiment.id, "size": options.size, "config": config}
         if found.foreign:
             raise InputError(
                 f"{found.path} exists and holds no run of fsmap. Choose another --out."
             )
-        state, done = found.state, found.done()
-        there = {} if state == "empty" or options.force else found.header()
-        if not there or not (options.resume or found.finished or done):
+        state, done, there = found.state_of(content), content.units, content.header
+        anew = state == "empty" or options.force
+        if not (anew or there):
+            raise CheckpointError(
+                f"the first line of {found.units_file}, which says what this run is, is missing or "
+                "damaged: nothing can be resumed here. Restore a copy, or start anew with --force."
+            )
+        if anew or not (options.resume or found.finished or done):
             found.clear()
             found.begin({**header, "units": len(units)})
-            return True
+            return ()
         if not options.resume:
             kind = "a finished" if state == "complete" else "an unfinished"
             raise InputError(
@@ -524,14 +529,14 @@ class Job:
                 "with --resume, start anew with --force, or choose another --out."
             )
         if found.finished and there["size"] == "full" and options.quick and state != "damaged":
-            return False  # a full run satisfies --quick
-        _check_same(found, header, self.experiment.selecting)
+            return None  # a full run satisfies --quick
+        _check_same(found, there, header, self.experiment.selecting)
         if state == "complete" and all(key_of(unit) in done for unit in units):
-            if found.summarized(summary_of(self.experiment, found)):
-                return False
+            if found.summarized(summary_of(self.experiment, content)):
+                return None
         header["units"] = len({*done, *map(key_of, units)})
-        say(f"{self.experiment.id}: {_resuming(found.tidy(header, units))}")
-        return True
+        say(f"{self.experiment.id}: {_resuming(found.tidy(units, header))}")
+        return done
 
     def failed(self, error: Exception) -> Outcome:
         """The outcome after an error: skipped if data are missing and ``lenient``, else failed."""
@@ -562,8 +567,10 @@ def _resuming(content: Content) -> str:
     return text
 
 
-def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:
-    both = plain(found.header()), header
+def _check_same(
+    found: RunFolder, there: Mapping[str, Any], header: Mapping[str, Any], selecting: Sequence[str]
+) -> None:
+    both = plain(there), header
     before, now = ({**h["config"], "experiment": h["experiment"], "size": h["size"]} for h in both)
     changed = [
         f"{key}: {before.get(key)} there, {now.get(key)} now"
@@ -577,10 +584,10 @@ def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence
         )
 
 
-def summary_of(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
+def summary_of(experiment: Experiment, content: Content) -> dict[str, Any]:
     """The content of ``summary.json``: a function of the rows and units of a run."""
-    rows, done, header = run.rows(), run.done(), run.header()
-    size = coverage(experiment, header, done)
+    rows, header = content.rows, content.header
+    size = coverage(experiment, header, content.units)
     missing = [] if size in ("quick", "full") else [size]
     around = {
         name: ", ".join(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
@@ -590,7 +597,7 @@ def summary_of(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
         "experiment": experiment.id,
         "size": header["size"],
         "protocol": experiment.protocol,
-        "seconds": round(sum(done.values()), 3),
+        "seconds": round(sum(unit["seconds"] for unit in content.units.values()), 3),
         **around,
         "claims": [claim_entry(claim) for claim in experiment.claims(rows)],
         "table": experiment.table(rows),
@@ -605,9 +612,10 @@ def summary_of(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
 
 def publish(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
     """Draw and judge the rows of a run; write ``summary.json`` last of all."""
+    content = run.content()
     with figures.style():
-        for name, figure in experiment.draw(run.rows()).items():
+        for name, figure in experiment.draw(content.rows).items():
             figures.save(figure, run.path, name)
-    summary = summary_of(experiment, run)
+    summary = summary_of(experiment, content)
     run.write_summary(summary)
     return summary

@@ -31,7 +31,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from fsmap.errors import CheckpointError
 from fsmap.files import exclusive, plain, remove_partial, revive, write_whole
 
 Value = float | Sequence[Any]  # a number, or a (nested) list of numbers: a curve, an image
@@ -207,6 +206,11 @@ class Content(NamedTuple):
     damaged: list[str]  # units that do not match their checksum
     dropped: int  # rows of no finished unit, and lines that are no rows
 
+    @property
+    def rows(self) -> list[Row]:
+        """Rows of finished units."""
+        return [line.row for line in self.lines]
+
 
 def read_rows(path: Path) -> tuple[list[Line], int]:
     """Read a ``rows.jsonl`` without a check against its units; a missing one reads as empty."""
@@ -270,6 +274,10 @@ class RunFolder:
 
     @property
     def state(self) -> str:
+        """See :meth:`state_of`."""
+        return self.state_of(self.content())
+
+    def state_of(self, content: Content) -> str:
         """``"empty"``, ``"unfinished"``, ``"damaged"`` or ``"complete"``.
 
         Unfinished: units or the summary are missing. Damaged: the header or a unit does not match
@@ -277,7 +285,6 @@ class RunFolder:
         """
         if not any(file.exists() for file in self.files):
             return "empty"
-        content = self.content()
         if not content.header or content.damaged:
             return "damaged"
         whole = self.finished and content.header.get("units", 0) <= len(content.units)
@@ -286,7 +293,7 @@ class RunFolder:
     @property
     def foreign(self) -> bool:
         """Whether something else is here; hidden files, which a kill may leave, do not count."""
-        if self.state != "empty":
+        if any(file.exists() for file in self.files):
             return False
         if not self.path.is_dir():
             return self.path.exists()
@@ -315,23 +322,6 @@ class RunFolder:
         header = head if "config" in head and intact(head) else {}
         return Content(header, units, kept, damaged, dropped + len(lines) - len(kept))
 
-    def rows(self) -> list[Row]:
-        """Rows of finished units."""
-        return [line.row for line in self.content().lines]
-
-    def done(self) -> dict[str, float]:
-        """Finished units by key, and how many seconds they took."""
-        return {key: line["seconds"] for key, line in self.content().units.items()}
-
-    def header(self) -> dict[str, Any]:
-        """Experiment, size and config of the run in this folder."""
-        if header := self.content().header:
-            return header
-        raise CheckpointError(
-            f"the first line of {self.units_file}, which says what this run is, is missing or "
-            "damaged: nothing can be resumed here. Restore a copy, or start anew with --force."
-        )
-
     def summarized(self, summary: Mapping[str, Any]) -> bool:
         """Whether ``summary.json`` has these entries."""
         found = parse(self.summary_file.read_bytes()) if self.summary_file.is_file() else {}
@@ -342,7 +332,9 @@ class RunFolder:
         text = json.dumps(plain(summary), indent=1, allow_nan=False, ensure_ascii=False)
         write_whole(self.summary_file, text + "\n")
 
-    def tidy(self, header: Mapping[str, Any], units: Sequence[Mapping[str, Any]]) -> Content:
+    def tidy(
+        self, units: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None = None
+    ) -> Content:
         """Keep finished units only, in the order of ``units``; those that are not in it come first.
 
         Rows of unfinished units, and units that do not match their checksum, are dropped.
@@ -357,7 +349,7 @@ class RunFolder:
         keys = sorted(content.units, key=lambda key: place.get(key, -1))
         order = {key: number for number, key in enumerate(keys)}
         lines = sorted(content.lines, key=lambda line: order[key_of(line.row.unit)])
-        self._write_units(header, [content.units[key] for key in keys])
+        self._write_units(header or content.header, [content.units[key] for key in keys])
         write_whole(self.rows_file, b"".join(line.text + b"\n" for line in lines))
         return content
 

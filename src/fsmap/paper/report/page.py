@@ -182,7 +182,7 @@ def _other(run: Found) -> str:
 def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     """The entries that are computed from rows."""
     header, units = run.content.header, run.content.units
-    rows = [line.row for line in run.content.lines]
+    rows = run.content.rows
     out, lost = run.folder.parent, list[str]()
 
     def part(name: str, make: Callable[[Rows], Any], empty: Any) -> Any:

@@ -469,7 +469,7 @@ class TheoryAnyParameter(Experiment):
                 look = {"markersize": 10, "alpha": 0.3} if plain else {"markersize": 4.5}
                 label = r"optimum in $\theta$" if plain else r"optimum in $(\theta - \theta_0)^3$"
                 ax.plot(*row.value, "o", color=figures.COLORS[method], label=label, **look)
-            ax.set(title=figures.NAMES[method], xlabel=r"$\theta_L$", ylabel=r"$\theta_R$")
+            ax.set(title=tables.word(method), xlabel=r"$\theta_L$", ylabel=r"$\theta_R$")
             legend_once(ax)
         return {"theory-any-parameter": figure}
 

@@ -31,7 +31,7 @@ from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.types import Estimate, ModelFn, Params
 
-METHODS = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "nats": "LogTrace"}
+METHODS = ("ps-map", "fs-map", "l-map", "nats")
 T_999 = {2: 636.6, 4: 12.92, 8: 5.41, 16: 4.07}  # by number of probes, in standard errors
 MARKERS = {**figures.MARKERS, "nats": "v"}
 
@@ -109,7 +109,7 @@ class FSMAPAtScale(ImageExperiment):
                   "value (dual), in all draws", all(within),
                   f"{sum(within)} of {len(within)}; mean cosine of the gradients "
                   f"{tables.mean(cosines).mean:.3f}", source="ours", seeds=len(within)),
-            *(compare(f"FashionMNIST: FS-MAP has a lower NLL than {METHODS[row]}", real, "nll",
+            *(compare(f"FashionMNIST: FS-MAP has a lower NLL than {tables.word(row)}", real, "nll",
                       one={"row": "fs-map"}, other={"row": row}, command=command(self.id),
                       below=0.0) for row in ("l-map", "nats")),
         ]  # fmt: skip
@@ -130,7 +130,7 @@ class FSMAPAtScale(ImageExperiment):
             color = figures.COLORS.get(name, figures.COLORS["l-map"])  # LogTrace: as in Table 2
             right.errorbar(place, mean, yerr=stderr, color=color, marker=MARKERS[name])
         right.set(xlim=(-0.5, len(METHODS) - 0.5))
-        right.set_xticks(range(len(METHODS)), METHODS.values())
+        right.set_xticks(range(len(METHODS)), map(tables.word, METHODS))
         right.set_ylabel("test NLL")
         return {self.id: figure}
 

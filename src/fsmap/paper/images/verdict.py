@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NAMES = {"fmnist": "FashionMNIST", "cifar10": "CIFAR-10"}
+NAMES = {name: word(name) for name in ("fmnist", "cifar10")}
 LINES = {
     "white-noise": (":", "<"),
     "train": ("-.", ">"),

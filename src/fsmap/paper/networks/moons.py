@@ -165,7 +165,7 @@ class MoonsEigs(Experiment):
         jitters = [row.config["jitter"] for row in sums if row.method != "ps-map"]
         low, high = tables.smallest(jitters), tables.largest(jitters)
         small, large = (
-            {figures.NAMES[method]: compare(sums, {"method": method, "jitter": jitter},
+            {tables.word(method): compare(sums, {"method": method, "jitter": jitter},
                                             {"method": "ps-map"}, ratio=True)
              for method in ("fs-map", "l-map")}
             for jitter in (low, high)

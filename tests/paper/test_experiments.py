@@ -13,7 +13,7 @@ import torch
 
 from fsmap.files import plain, revive
 from fsmap.paper.closed_form.fourier import NARROW
-from fsmap.paper.engine import Context, compare, get, judge_all
+from fsmap.paper.engine import Context, get, judge_all, paired_effect
 from fsmap.paper.report import figures
 from fsmap.paper.report.tables import Mean
 from fsmap.paper.rows import Row, RunFolder, encode, key_of, parse
@@ -234,7 +234,7 @@ def test_several_effects_are_judged_by_the_weakest():
     assert judge_all("falls", {**effects, "d": Mean(math.nan, 0.1, 3)}, below=0).holds is False
     values = (("a", 0, 1.0), ("a", 1, 1.1), ("a", 7, 9.0), ("b", 0, 2.0), ("b", 1, 2.2))
     rows = [Row("e", "m", value, method, seed) for method, seed, value in values]
-    ratio = compare(rows, {"method": "a"}, {"method": "b"}, ratio=True)
+    ratio = paired_effect(rows, {"method": "a"}, {"method": "b"}, ratio=True)
     assert ratio.n == 2
     assert judge_all("half", {"": ratio}, ratio=True, below=0.6).ours == "0.5 times"
     assert judge_all("half", {"": ratio}, ratio=True, within=1.5).holds is False

@@ -26,7 +26,7 @@ from fsmap.paper.images.experiments import (
 from fsmap.paper.images.protocol import ROWS, kind_of
 from fsmap.paper.images.reliability import ReliabilityByStrength
 from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, heads
-from fsmap.paper.images.verdict import compare, look_of, once_named
+from fsmap.paper.images.verdict import claim_about, look_of, once_named
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
 
@@ -214,16 +214,16 @@ def test_claims_of_the_table_come_out_both_ways():
 def test_differences_are_of_the_seeds_that_both_sides_have_and_need_two_errors():
     rows = made_up({"ps-map": {"ece": 0.04}, "other": {"ece": 0.03}}, "fmnist")
     options = {"one": {"row": "other"}, "other": {"row": "ps-map"}, "command": "run"}
-    found = compare("lower", rows, "ece", below=0.0, **options)
+    found = claim_about("lower", rows, "ece", below=0.0, **options)
     assert (found.holds, found.seeds, found.source) == (True, 2, "ours")
     assert (found.effect, found.ours[:15]) == (pytest.approx(-1.0), "3 against 4, −1")
     lucky = [row._replace(seed=7, value=0.0) for row in rows if row.method == "ps-map"]
-    assert compare("lower", [*rows, *lucky], "ece", below=0.0, **options) == found
+    assert claim_about("lower", [*rows, *lucky], "ece", below=0.0, **options) == found
     noisy_rows = [
         row._replace(value=0.1) if (row.method, row.seed) == ("l-map", 1) else row for row in rows
     ]
-    assert compare("lower", noisy_rows, "ece", below=0.0, **options).holds is None
-    alone = compare("lower", rows[:1], "ece", below=0.0, paper="2 %", **options)
+    assert claim_about("lower", noisy_rows, "ece", below=0.0, **options).holds is None
+    alone = claim_about("lower", rows[:1], "ece", below=0.0, paper="2 %", **options)
     assert (alone.holds, alone.seeds, alone.reason, alone.source) == (None, 0, "run", "paper")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fsmap import cli
-from fsmap.paper.engine import TROUBLE, Experiment, coverage, get, registry, section
+from fsmap.paper.engine import ROW_ERRORS, Experiment, coverage, get, registry, section
 from fsmap.paper.rows import AGREES, DIFFERS, Content, RunFolder, claim_entry, verdict
 
 OPTIONS = {
@@ -59,7 +59,7 @@ def _outcome(experiment: Experiment, run: Content) -> str:
     try:
         claims = map(claim_entry, experiment.claims(run.rows))
         verdicts = [verdict(claim) for claim in claims if claim["source"] != "check"]
-    except TROUBLE as error:
+    except ROW_ERRORS as error:
         return f"cannot be judged: {type(error).__name__}"
     differ = verdicts.count(DIFFERS)
     words = f"{verdicts.count(AGREES)}/{len(verdicts)} agree" + f", {differ} differ" * bool(differ)

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]  # takes a note for the user, one line
 Plots: TypeAlias = "dict[str, Figure]"  # figures by file name (without ending)
-TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+ROW_ERRORS = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of figures and claims if rows are missing or of an older version."""
 
 
@@ -194,7 +194,7 @@ def judge_all(
     return judge(claim, *weakest, **options)
 
 
-def compare(
+def paired_effect(
     rows: Rows, one: Mapping[str, Any], other: Mapping[str, Any], *, ratio: bool = False
 ) -> Mean:
     """Mean and error over seeds of one - other (or log one/other), rows selected by fields."""

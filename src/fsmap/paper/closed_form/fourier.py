@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fsmap.objective.closed_form import TANH, Diagonal, Dual, Form, FourierBasis, Invertible, Squash
 from fsmap.objective.objective import Normal, Objective
-from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact, judge_all, paired_effect
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, PAPER_LOOK, legend_above, log_scale, power
 from fsmap.paper.report.tables import Mean, epsilon
@@ -440,7 +440,7 @@ class FourierPX(Experiment):
             others = {NARROW: {"px": NARROW, "jitter": jitter}, "PS-MAP": {"px": "none"}}
             for name, other in others.items():
                 place = f"{name}, {epsilon(jitter)}"
-                effects[place] = compare(errors, {"px": WIDE, "jitter": jitter}, other)
+                effects[place] = paired_effect(errors, {"px": WIDE, "jitter": jitter}, other)
         text = f"Test RMSE with p_X = {WIDE} is below that with {NARROW} and PS-MAP's, at every ε"
         return [judge_all(text, effects, below=0, paper="best")]
 
@@ -501,8 +501,8 @@ class FourierNoise(Experiment):
         def effects(one: float, other: float, base: str | None = None) -> dict[str, Mean]:
             """FS-MAP at one ratio against itself, or a base, at another."""
             return {
-                form: compare(errors, {"ratio": one, "objective": form},
-                              {"ratio": other, "objective": base or form}, ratio=True)
+                form: paired_effect(errors, {"ratio": one, "objective": form},
+                                    {"ratio": other, "objective": base or form}, ratio=True)
                 for form in (EXACT, PAPER)
             }  # fmt: skip
 
@@ -569,7 +569,7 @@ class FourierPoints(Experiment):
             at = epsilon(jitter)
 
             def ratio(one: float, other: float, members: Rows = members) -> Mean:
-                return compare(members, {"points": one}, {"points": other}, ratio=True)
+                return paired_effect(members, {"points": one}, {"points": other}, ratio=True)
 
             if fewer and enough:
                 fall[at] = ratio(enough[0], fewer[0])

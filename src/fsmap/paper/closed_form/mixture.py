@@ -21,7 +21,7 @@ from fsmap.objective.closed_form import EXP, BumpBasis, Invertible
 from fsmap.objective.objective import Normal, Objective
 from fsmap.paper.closed_form import fourier
 from fsmap.paper.closed_form.fourier import draw_options
-from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact, judge_all, paired_effect
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above
 from fsmap.paper.report.tables import largest, listed
@@ -115,8 +115,8 @@ def log_density(data: Batch, noise_std: float, prior_std: float) -> Callable[[Te
     return value
 
 
-def pulls(data: Batch, theta: Tensor, noise_std: float) -> Tensor:
-    """How sharply the data pin each parameter: the root of the curvature at θ, ``[2]``."""
+def root_curvature(data: Batch, theta: Tensor, noise_std: float) -> Tensor:
+    """Square root of the likelihood's curvature in each parameter at θ, ``[2]``."""
     return build().design(data.x).square().sum(0).sqrt() * theta.exp() / noise_std
 
 
@@ -170,9 +170,9 @@ class MixturePosterior(Experiment):
         peaks, heights = (tables.select(rows, metric=metric) for metric in ("peak", "right_height"))
         return [
             judge_all("p(f_θ|D) peaks at a θ_R more than 0.25 below that of p(θ_R|D)",
-                      {"": compare(peaks, *sides)}, below=-0.25, paper="different"),
+                      {"": paired_effect(peaks, *sides)}, below=-0.25, paper="different"),
             judge_all("FS-MAP's right bump is below 0.75 of the height of PS-MAP's",
-                      {"": compare(heights, *sides, ratio=True)}, ratio=True, below=0.75,
+                      {"": paired_effect(heights, *sides, ratio=True)}, ratio=True, below=0.75,
                       paper="lower"),
         ]  # fmt: skip
 
@@ -265,7 +265,7 @@ class MixtureBMA(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         distances = tables.select(rows, metric="distance")
         gaps = {
-            alpha: compare(members, {"method": "fs-map"}, {"method": "ps-map"})
+            alpha: paired_effect(members, {"method": "fs-map"}, {"method": "ps-map"})
             for (alpha,), members in tables.group(distances, "prior_std").items()
         }
         narrow = {"": gaps[1.2]} if 1.2 in gaps else {}
@@ -299,7 +299,7 @@ class MixtureBMA(Experiment):
 
 def quadrature(config: BMAConfig, data: Batch, alpha: float, peak: Tensor) -> PosteriorMean:
     """E[exp θ] over both parameters. θ_L is pinned by the data, θ_R ends where the prior does."""
-    reach = 14 / float(pulls(data, peak, config.noise_std)[0])
+    reach = 14 / float(root_curvature(data, peak, config.noise_std)[0])
     left = interval(float(peak[0]) - reach, float(peak[0]) + reach, config.panels // 4)
     right = interval(-9 * alpha, 5.0, config.panels)
     return posterior_mean(log_density(data, config.noise_std, alpha), torch.exp, left, right)
@@ -316,9 +316,9 @@ def authors_grid(config: BMAConfig, data: Batch, alpha: float, peak: Tensor) -> 
 def by_nuts(config: BMAConfig, data: Batch, alpha: float) -> ChainMean:
     r"""E[exp θ] by NUTS, in coordinates z in which the posterior is easy to sample.
 
-    $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 at the wall that the likelihood
-    puts up at the right and slope α on the plateau at the left. A posterior expectation does not
-    depend on coordinates, other than a MAP solution.
+    $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 on the right, where the
+    likelihood falls steeply, and slope α on the plateau at the left. A posterior expectation does
+    not depend on coordinates, other than a MAP solution.
     """
     posterior = log_density(data, config.noise_std, alpha)
 

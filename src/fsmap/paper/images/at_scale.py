@@ -26,7 +26,7 @@ from fsmap.models.resnet import resnet18
 from fsmap.paper.engine import Context, Measured, Plots, exact
 from fsmap.paper.images import protocol
 from fsmap.paper.images.protocol import GENERATED, ImageConfig, ImageExperiment, generated, task_of
-from fsmap.paper.images.verdict import command, compare, lines
+from fsmap.paper.images.verdict import claim_about, command, lines
 from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.types import Estimate, ModelFn, Params
@@ -109,9 +109,9 @@ class FSMAPAtScale(ImageExperiment):
                   "value (dual), in all draws", all(within),
                   f"{sum(within)} of {len(within)}; mean cosine of the gradients "
                   f"{tables.mean(cosines).mean:.3f}", source="ours", seeds=len(within)),
-            *(compare(f"FashionMNIST: FS-MAP has a lower NLL than {tables.word(row)}", real, "nll",
-                      one={"row": "fs-map"}, other={"row": row}, command=command(self.id),
-                      below=0.0) for row in ("l-map", "nats")),
+            *(claim_about(f"FashionMNIST: FS-MAP has a lower NLL than {tables.word(row)}", real,
+                          "nll", one={"row": "fs-map"}, other={"row": row}, below=0.0,
+                          command=command(self.id)) for row in ("l-map", "nats")),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:

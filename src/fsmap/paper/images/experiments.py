@@ -39,8 +39,8 @@ from fsmap.paper.images.verdict import (
     NAMES,
     PRINTED,
     TUNED,
+    claim_about,
     command,
-    compare,
     difference,
     draw_lines,
     draw_table,
@@ -148,15 +148,15 @@ class ImageTable(RowsExperiment):
                     ("nats", "LogTrace", None, best["ps-map"]),
                 ):
                     claims.append(
-                        compare(f"{name}: {method} {words} {NAMED[rival]}", mine, metric,
-                                one={"row": best[row]}, other={"row": rival}, command=missing,
-                                paper=source, **bound)
+                        claim_about(f"{name}: {method} {words} {NAMED[rival]}", mine, metric,
+                                    one={"row": best[row]}, other={"row": rival}, command=missing,
+                                    paper=source, **bound)
                     )  # fmt: skip
             claims.append(
-                compare(f"{name}: LogTrace's NLL is below that of {NAMED[best['ps-map']]} after "
-                        "temperature scaling", mine, "nll", one={"row": best["nats"]},
-                        other={"row": best["ps-map"], "metric": "nll_scaled"}, command=missing,
-                        below=0.0)
+                claim_about(f"{name}: LogTrace's NLL is below that of {NAMED[best['ps-map']]} "
+                            "after temperature scaling", mine, "nll", one={"row": best["nats"]},
+                            other={"row": best["ps-map"], "metric": "nll_scaled"}, command=missing,
+                            below=0.0)
             )  # fmt: skip
         return claims
 
@@ -292,10 +292,10 @@ class ImageSize(RowsExperiment):
             for metric, words, bound, paper in CLAIMED:
                 if dataset in paper:
                     claims.append(
-                        compare(f"{name}: {words} from S = {few} to {many}", mine, metric,
-                                one={"num_points": many}, other={"num_points": few},
-                                command=command(self.id, datasets=dataset), paper=paper[dataset],
-                                **bound)
+                        claim_about(f"{name}: {words} from S = {few} to {many}", mine, metric,
+                                    one={"num_points": many}, other={"num_points": few},
+                                    command=command(self.id, datasets=dataset),
+                                    paper=paper[dataset], **bound)
                     )  # fmt: skip
         return claims
 
@@ -347,7 +347,7 @@ class LaplacianTrace(RowsExperiment):
             ratios = {}
             for metric, words in WHERE.items():
                 sides = [{"metric": metric, "row": row} for row in ("ps-map", "other")]
-                ratios[words] = engine.compare(long, *sides, ratio=True)
+                ratios[words] = engine.paired_effect(long, *sides, ratio=True)
             text = f"{name}: PS-MAP's final Laplacian is more than 4 times that of L-MAP with D'"
             logged = "several times" if dataset == "fmnist" else "about 7 times (authors' logs)"
             claim = judge_all(text, ratios, ratio=True, above=4, paper=logged)
@@ -500,10 +500,10 @@ class LossLandscape(RowsExperiment):
     def claims(self, rows: Rows) -> list[Claim]:
         text = "the loss rises less around the minimum of {} with D' than around PS-MAP's"
         return [
-            compare(f"{name}: {text.format(method)} (steps up to one norm)",
-                    full_length(rows, dataset), "rise", one={"row": row},
-                    other={"row": "ps-map"}, below=0.0, paper=paper,
-                    command=command(self.id, datasets=dataset))
+            claim_about(f"{name}: {text.format(method)} (steps up to one norm)",
+                        full_length(rows, dataset), "rise", one={"row": row},
+                        other={"row": "ps-map"}, below=0.0, paper=paper,
+                        command=command(self.id, datasets=dataset))
             for row, method, paper in (("other", "L-MAP", "visibly flatter"),
                                        ("nats", "LogTrace", None))
             for dataset, name in NAMES.items()
@@ -589,10 +589,11 @@ class Shift(RowsExperiment):
     def claims(self, rows: Rows) -> list[Claim]:
         long = over_corruptions(full_length(rows, "cifar10"))
         return [
-            compare(f"{metric.upper()} of {method} with D' is below PS-MAP's {words}", long, metric,
-                    one={"row": row, "shift": shift}, other={"row": "ps-map", "shift": shift},
-                    below=0.0, paper=_printed(metric) if row == "other" and shift == NEW else None,
-                    command=get + command(self.id, shifts=shift))
+            claim_about(f"{metric.upper()} of {method} with D' is below PS-MAP's {words}", long,
+                        metric, one={"row": row, "shift": shift}, below=0.0,
+                        other={"row": "ps-map", "shift": shift},
+                        paper=_printed(metric) if row == "other" and shift == NEW else None,
+                        command=get + command(self.id, shifts=shift))
             for row, method in (("other", "L-MAP"), ("nats", "LogTrace"))
             for shift, words, get in ((NEW, "on CIFAR-10.1", "fsmap data get cifar10.1; "),
                                       (CORRUPTED, "over all corruptions", ""))

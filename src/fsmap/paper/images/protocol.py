@@ -164,7 +164,7 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
             raise InputError(f"{name}: no {value!r}; there are {', '.join(known)}.{hint}")
 
 
-LOOKS = 50  # measurements of R during a long run, about
+MEASUREMENTS = 50  # of R in a long run, approximately
 JOINT = 128  # B and S of R in training mode, the paper's
 LAPLACIAN_POINTS = 256  # images at which R of the deployed network is measured
 
@@ -172,8 +172,8 @@ LAPLACIAN_POINTS = 256  # images at which R of the deployed network is measured
 class Watch:
     """Moves the progress bar, and measures R(θ) as training goes on (``fig:loss_landscape``).
 
-    R after every epoch, or in long runs :data:`LOOKS` times, always at the same images and ψ; of
-    the deployed network at images of D', and in training mode (:func:`joint_laplacian`).
+    R after every epoch, or in long runs :data:`MEASUREMENTS` times, always at the same images and
+    ψ; of the deployed network at images of D', and in training mode (:func:`joint_laplacian`).
     """
 
     def __init__(self, context: Context, images: Tensor) -> None:
@@ -187,7 +187,7 @@ class Watch:
     def on_epoch(self, run: ImageRun) -> None:
         """Show the epoch on the progress bar, and add R to its row."""
         self.context.advance(f"epoch {run.epoch} of {run.settings.epochs}")
-        if run.epoch % max(1, run.settings.epochs // LOOKS) and not run.done:
+        if run.epoch % max(1, run.settings.epochs // MEASUREMENTS) and not run.done:
             return
         x = run.task.normalize(self.images.to(run.device))
         if not self.psi:  # drawing millions of numbers takes longer than the rest of this

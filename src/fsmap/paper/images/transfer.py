@@ -35,7 +35,7 @@ from fsmap.paper.images.protocol import (
     other_images,
     task_of,
 )
-from fsmap.paper.images.verdict import command, compare, draw_table, lines
+from fsmap.paper.images.verdict import claim_about, command, draw_table, lines
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Claim, Row, Rows, Unit
 from fsmap.train.loop import adam
@@ -196,9 +196,9 @@ class Transfer(ImageExperiment):
             paper = f"{cells[0][0]} against {cells[1][0]}" if cells[0] and cells[1] else None
             text = f"{WORDS[form].capitalize()}: L-MAP's {COMPARED[metric]} is below PS-MAP's"
             claims.append(
-                compare(text, real, metric, one={"form": form, "row": "l-map"},
-                        other={"form": form, "row": "ps-map"}, below=0.0, paper=paper,
-                        command=command(self.id, forms=form))
+                claim_about(text, real, metric, one={"form": form, "row": "l-map"},
+                            other={"form": form, "row": "ps-map"}, below=0.0, paper=paper,
+                            command=command(self.id, forms=form))
             )  # fmt: skip
         return claims
 

@@ -192,7 +192,7 @@ def difference(
     return tables.paired(*sides), [tables.mean(row.value for row in side).mean for side in sides]
 
 
-def compare(
+def claim_about(
     claim: str,
     rows: Rows,
     metric: str,

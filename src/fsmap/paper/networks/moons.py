@@ -32,7 +32,7 @@ from fsmap.errors import DivergedWarning, require
 from fsmap.linalg.logdet import whitened_rows
 from fsmap.models.mlp import MLP
 from fsmap.objective.objective import Likelihood, Objective
-from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact, judge_all, paired_effect
 from fsmap.paper.networks.clouds import eigenvalues, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
@@ -165,7 +165,7 @@ class MoonsEigs(Experiment):
         jitters = [row.config["jitter"] for row in sums if row.method != "ps-map"]
         low, high = tables.smallest(jitters), tables.largest(jitters)
         small, large = (
-            {tables.word(method): compare(sums, {"method": method, "jitter": jitter},
+            {tables.word(method): paired_effect(sums, {"method": method, "jitter": jitter},
                                             {"method": "ps-map"}, ratio=True)
              for method in ("fs-map", "l-map")}
             for jitter in (low, high)

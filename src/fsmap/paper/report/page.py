@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from fsmap.errors import InputError
 from fsmap.files import plain, write_whole
-from fsmap.paper.engine import TROUBLE, Experiment, coverage, registry, section
+from fsmap.paper.engine import ROW_ERRORS, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import DARK, Interactive, style
 from fsmap.paper.report.picture import VARIABLES, picture
 from fsmap.paper.report.tables import arranged, number, with_error
@@ -188,7 +188,7 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     def part(name: str, make: Callable[[Rows], Any], empty: Any) -> Any:
         try:
             return make(rows)
-        except TROUBLE as error:
+        except ROW_ERRORS as error:
             lost.append(f"{name} cannot be made of these rows: {type(error).__name__}: {error}")
             return empty
 

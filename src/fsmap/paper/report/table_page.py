@@ -180,7 +180,7 @@ def _units(fitted: Fitted) -> tuple[Any, Any]:
 
 
 def _figure(fitted: Fitted) -> Figure:
-    """Test rows: predictions against truth, and what is left; or a reliability diagram."""
+    """Test rows: predictions against truth, and residuals; or a reliability diagram."""
     chosen = fitted.model.chosen
     look: Any = {"color": COLORS.get(chosen, COLORS["fs-map"]), "label": f"_{NAMES[chosen]}"}
     if fitted.model.target.classes:

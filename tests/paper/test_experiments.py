@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,10 @@ import torch
 
 from fsmap.files import plain, revive
 from fsmap.paper.closed_form.fourier import NARROW
-from fsmap.paper.engine import Context, get, judge_all, paired_effect
+from fsmap.paper.engine import Context, get, judge_all, paired_effect, summary_of
 from fsmap.paper.report import figures
 from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Row, RunFolder, encode, key_of, parse
+from fsmap.paper.rows import Row, RunFolder, encode, key_of
 
 FOURIER = {"num_frequencies": 8, "steps": 60, "warmup": 10, "num_test": 50, "seeds": 2}
 NETWORKS = {"draws": 3, "block": 2, "width": 3, "grid": 6}
@@ -92,7 +94,6 @@ def test_tables_claims_and_pictures_come_from_the_rows(measured):
     assert all(math.isfinite(entry["ours"]) for entry in table)
     assert claims
     for claim in claims:
-        assert isinstance(claim.holds, bool | None), claim
         assert claim.seeds, claim
         assert "nan" not in str(claim.ours), claim
     with figures.style():
@@ -102,11 +103,16 @@ def test_tables_claims_and_pictures_come_from_the_rows(measured):
     encode([claim._asdict() for claim in claims])
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_committed_rows_have_the_committed_verdicts_and_without_rows_there_is_none(name):
+def rounded(text: str) -> str:
+    """JSON whose numbers do not depend on the last bits of a logarithm."""
+    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.8g}", text)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in committed("").path.glob("*/")))
+def test_committed_summaries_are_those_of_the_rows_and_without_rows_no_claim_is_tested(name):
     run = committed(name)
-    told = [claim["holds"] for claim in parse(run.summary_file.read_bytes())["claims"]]
-    assert [claim.holds for claim in get(name).claims(run.content().rows)] == told
+    written = json.loads(run.summary_file.read_bytes())
+    assert rounded(encode(written)) == rounded(encode(summary_of(get(name), run.content())))
     for claim in get(name).claims([]):
         assert (claim.holds, claim.seeds) == (None, 0), claim
 

@@ -38,26 +38,11 @@ import torch
 from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError, did_you_mean
 from fsmap.files import circumstances, plain
 from fsmap.functional import as_device
+from fsmap.paper import rows as records
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import Interactive
 from fsmap.paper.report.tables import Mean, in_order, mean, summarize, with_error
-from fsmap.paper.rows import (
-    DAMAGED,
-    Claim,
-    Content,
-    Row,
-    Rows,
-    RunFolder,
-    Source,
-    Unit,
-    Value,
-    claim_entry,
-    judge,
-    key_of,
-    margin,
-    not_tested,
-    t95,
-)
+from fsmap.paper.rows import Claim, Content, Row, Rows, RunFolder, Source, Unit, Value, key_of
 from fsmap.progress import progress
 
 if TYPE_CHECKING:
@@ -172,16 +157,16 @@ def judge_all(
         options[kind] = math.log(options[kind])
     effects = {place: effect for place, effect in effects.items() if effect.n}
     if not effects:
-        return judge(claim, math.nan, math.nan, 0, **options)
+        return records.judge(claim, math.nan, math.nan, 0, **options)
 
     def support(effect: Mean) -> float:
         """How far the effect is on the right side of its bound, in half widths of its interval."""
-        ahead = margin(effect.mean, **{kind: options[kind]})
+        ahead = records.margin(effect.mean, **{kind: options[kind]})
         if not ahead > -math.inf:  # or nan
             return -math.inf
         if math.isnan(effect.stderr):
             return 0.0
-        reach = t95(effect.n) * effect.stderr
+        reach = records.t95(effect.n) * effect.stderr
         return ahead / reach if reach else math.copysign(math.inf, ahead)
 
     place, weakest = min(effects.items(), key=lambda item: support(item[1]))
@@ -191,7 +176,7 @@ def judge_all(
     else:
         shown = with_error(weakest.mean, weakest.stderr)
     options.setdefault("ours", f"{shown} ({place})" if place else shown)
-    return judge(claim, *weakest, **options)
+    return records.judge(claim, *weakest, **options)
 
 
 def paired_effect(
@@ -211,7 +196,7 @@ def exact(
 ) -> Claim:
     """A claim about an exact quantity; not tested without ``seeds`` (or other repetitions)."""
     if not seeds:
-        return not_tested(claim, "no rows", paper, source)
+        return records.not_tested(claim, "no rows", paper, source)
     return Claim(claim, bool(holds), ours, paper, seeds=seeds, source=source)
 
 
@@ -445,7 +430,7 @@ class Job:
         self.folder = RunFolder(options.out / experiment.id)
 
     def run(self, say: Say, label: str) -> Outcome:
-        """Measure the units that are left, then draw and judge the rows."""
+        """Measure the units that are left, then draw and records.judge the rows."""
         experiment, options, folder = self.experiment, self.options, self.folder
         small = options.device == "auto" and experiment.device == "cpu"
         device = as_device("cpu" if small else options.device)
@@ -561,15 +546,13 @@ def _resuming(content: Content) -> str:
     if content.damaged:
         units = ", ".join(content.damaged[:8]) + (" …" if len(content.damaged) > 8 else "")
         text += f", {len(content.damaged)} do not match their checksum and run again ({units}; a "
-        text += f"copy of all rows: {DAMAGED})"
+        text += f"copy of all rows: {records.DAMAGED})"
     if content.dropped:
         text += f", {content.dropped} rows of an unfinished unit dropped"
     return text
 
 
-def _check_same(
-    found: RunFolder, there: Mapping[str, Any], header: Mapping[str, Any], selecting: Sequence[str]
-) -> None:
+def _check_same(found: RunFolder, there: Unit, header: Unit, selecting: Sequence[str]) -> None:
     both = plain(there), header
     before, now = ({**h["config"], "experiment": h["experiment"], "size": h["size"]} for h in both)
     changed = [
@@ -599,7 +582,7 @@ def summary_of(experiment: Experiment, content: Content) -> dict[str, Any]:
         "protocol": experiment.protocol,
         "seconds": round(sum(unit["seconds"] for unit in content.units.values()), 3),
         **around,
-        "claims": [claim_entry(claim) for claim in experiment.claims(rows)],
+        "claims": [records.claim_entry(claim) for claim in experiment.claims(rows)],
         "table": experiment.table(rows),
         "label": experiment.label,
         "title": experiment.title,
@@ -611,7 +594,7 @@ def summary_of(experiment: Experiment, content: Content) -> dict[str, Any]:
 
 
 def publish(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
-    """Draw and judge the rows of a run; write ``summary.json`` last of all."""
+    """Draw and records.judge the rows of a run; write ``summary.json`` last of all."""
     content = run.content()
     with figures.style():
         for name, figure in experiment.draw(content.rows).items():

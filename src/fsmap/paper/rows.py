@@ -145,10 +145,7 @@ def judge(
 
 
 def t95(n: int) -> float:
-    """Half the width of the 95 % interval of a mean of ``n`` values, in standard errors.
-
-    Student's t with n - 1 degrees of freedom: a table, then an expansion (to 0.002).
-    """
+    """Half the 95 % interval of a mean of ``n`` values, in standard errors (Student's t)."""
     df = n - 1
     table = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
     return table[df] if df < len(table) else 1.96 + 2.372 / df + 2.823 / df**2
@@ -271,11 +268,6 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether there is a summary, of these rows or of fewer."""
         return self.summary_file.exists()
-
-    @property
-    def state(self) -> str:
-        """See :meth:`state_of`."""
-        return self.state_of(self.content())
 
     def state_of(self, content: Content) -> str:
         """``"empty"``, ``"unfinished"``, ``"damaged"`` or ``"complete"``.

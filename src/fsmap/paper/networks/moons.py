@@ -524,11 +524,8 @@ class MoonsPathology(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         found = settings(rows)
         free = {one.network: one for one in found if one.jitter == 0}
-        bounded = {
-            f"{one.network}, {epsilon(one.jitter)}": one
-            for one in found
-            if one.jitter and one.network in free
-        }
+        pairs = [one for one in found if one.jitter and one.network in free]
+        bounded = {f"{one.network}, {epsilon(one.jitter)}": one for one in pairs}
         seeds = len({row.seed for row in tables.select(rows, metric="objective", jitter=0.0)})
         staged = seeds if all(len(one.gains) > 1 for one in free.values()) else 0
 

@@ -19,23 +19,12 @@ from typing import Any, NamedTuple
 
 from fsmap.errors import InputError
 from fsmap.files import plain, write_whole
+from fsmap.paper import rows as records
 from fsmap.paper.engine import ROW_ERRORS, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import DARK, Interactive, style
 from fsmap.paper.report.picture import VARIABLES, picture
 from fsmap.paper.report.tables import arranged, number, with_error
-from fsmap.paper.rows import (
-    AGREES,
-    DIFFERS,
-    NOT_TESTED,
-    VERDICTS,
-    Content,
-    Row,
-    Rows,
-    RunFolder,
-    claim_entry,
-    tally,
-    verdict,
-)
+from fsmap.paper.rows import AGREES, NOT_TESTED, Content, Row, Rows, RunFolder, tally, verdict
 from fsmap.progress import duration
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -136,7 +125,7 @@ def render(runs: Sequence[Found]) -> str:
     return template.render(
         title=TITLE,
         sections=sections,
-        totals={s: {name: counts[s, name] for name in VERDICTS} for s in ("paper", "ours")},
+        totals={s: {name: counts[s, name] for name in records.VERDICTS} for s in ("paper", "ours")},
         live=next((item for item in items if item["live"]), None),
         theme=theme(),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
@@ -192,7 +181,7 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
             lost.append(f"{name} cannot be made of these rows: {type(error).__name__}: {error}")
             return empty
 
-    claims = [claim_entry(claim) for claim in part("claims", experiment.claims, [])]
+    claims = [records.claim_entry(claim) for claim in part("claims", experiment.claims, [])]
     stated = [c for c in claims if c["source"] != "check"]
     judged = [c for c in stated if c["source"] == "paper"] or stated
     shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
@@ -247,7 +236,8 @@ def _departures(rows: Sequence[Row]) -> list[str]:
 def _overall(claims: Iterable[Mapping[str, Any]]) -> str:
     """One verdict for all claims: the worst; those that agree count if nothing else is there."""
     found = [verdict(claim) for claim in claims]
-    return next((v for v in (DIFFERS, "undecided", NOT_TESTED, AGREES) if v in found), NOT_TESTED)
+    order = (records.DIFFERS, "undecided", NOT_TESTED, AGREES)
+    return next((v for v in order if v in found), NOT_TESTED)
 
 
 def _sentence(see: str, claims: Sequence[Mapping[str, Any]]) -> str:

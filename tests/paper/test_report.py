@@ -23,7 +23,7 @@ from fsmap.paper.engine import get, override, registry
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.page import build, embedded, find_runs
 from fsmap.paper.report.picture import collect, picture
-from fsmap.paper.rows import Claim, Row, encode, judge, not_tested, plain
+from fsmap.paper.rows import Claim, encode, judge, not_tested, plain
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -134,10 +134,17 @@ def test_a_damaged_run_is_named_and_does_not_stop_the_others(runs):
     assert "The curve is a parabola." not in page.said
 
 
+def test_a_page_is_made_in_any_locale(runs, monkeypatch):
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *how: read(path, *(how or ["ascii"])))
+    assert build([runs / "runs"], runs / "report") == build([runs / "runs"], runs / "report")
+
+
 def test_rows_that_cannot_be_judged_are_said(runs, monkeypatch):
     monkeypatch.setattr(Squares, "claims", lambda self, rows: {}["gone"])
     _, page = page_of(runs, "runs")
-    assert "its rows (quick) cannot be drawn: KeyError" in page.said
+    assert "claims cannot be made of these rows: KeyError: 'gone'" in page.said
+    assert "made up" in page.said  # and the rest is shown
 
 
 @pytest.mark.parametrize(
@@ -216,6 +223,14 @@ def test_the_commands_for_what_is_missing_work():
         assert 0 < len(units) <= len(experiment.units(experiment.config))
         changed = [text.partition("=")[0] for text in parsed.set]
         assert set(changed) <= set(experiment.selecting), words  # can be added to a run
+
+
+def test_fields_that_select_change_the_units():
+    for e in registry().values():
+        for name in {*e.selecting} & {*vars(e.config)} - {"compile", "graph"}:
+            value = getattr(e.config, name)
+            less = value - 1 if isinstance(value, int) else value[:-1]
+            assert e.units(dataclasses.replace(e.config, **{name: less})) != e.units(e.config), e.id
 
 
 def test_committed_runs_can_be_resumed():
@@ -345,14 +360,6 @@ def test_a_table_of_images_is_laid_out_as_the_papers():
     assert more.name == "More metrics"
 
 
-def rows():
-    for n in (200, 100):
-        for method, value in (("ps-map", 2.0), ("fs-map", 1.0)):
-            for seed in range(3):
-                yield Row("e", "rmse", value * n + seed, method, seed, {"n_train": n})
-    yield Row("e", "curve", [1.0], "fs-map", 0, {})
-
-
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30))
 def test_mean_and_standard_error_are_numpys(values):
     found = tables.mean(values)
@@ -367,24 +374,6 @@ def test_means_of_few_or_bad_values():
     assert math.isnan(tables.mean([]).mean)
     assert math.isnan(tables.mean([1.0, math.nan]).mean)
     assert tables.mean([1.0, math.inf]).mean == math.inf
-
-
-def test_a_line_is_sorted_and_averaged():
-    line = tables.line(tables.select(rows(), metric="rmse", method="fs-map"), "n_train")
-    assert line.x == [100, 200]
-    assert line.mean == [101.0, 201.0]
-    assert line.stderr == pytest.approx([1 / math.sqrt(3)] * 2)
-
-
-def test_summarize_puts_the_paper_beside_ours():
-    paper = {(100, "fs-map"): (99.0, 2.0), (200, "fs-map"): (199.0, None)}
-    table = tables.summarize(tables.select(rows(), metric="rmse"), "n_train", "method", paper=paper)
-    lines = {(entry["n_train"], entry["method"]): entry for entry in table}
-    assert len(lines) == 4
-    found = {"ours": 101.0, "runs": 3, "paper": 99.0, "paper_stderr": 2.0}
-    assert lines[100, "fs-map"].items() >= found.items()
-    assert lines[200, "fs-map"].items() >= {"paper": 199.0, "paper_stderr": None}.items()
-    assert lines[100, "ps-map"]["paper"] is None
 
 
 @pytest.mark.parametrize(

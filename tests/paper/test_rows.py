@@ -52,8 +52,8 @@ def test_any_value_survives_strict_json(value):
 @pytest.mark.parametrize(
     ("effect", "stderr", "seeds", "bound", "verdict"),
     [
-        (-0.4, 0.1, 5, {"below": 0}, "agrees"),
-        (0.4, 0.1, 5, {"below": 0}, "differs"),
+        (-0.28, 0.1, 5, {"below": 0}, "agrees"),
+        (0.28, 0.1, 5, {"below": 0}, "differs"),
         (-0.0002, 0.0002, 5, {"below": 0}, "undecided"),  # .2916 against .2918 is no tick
         (0.02, 0.02, 5, {"below": 0}, "undecided"),  # and 3.86 against 3.84 no cross
         (0.4, 0.1, 5, {"above": 0.1}, "agrees"),
@@ -63,9 +63,11 @@ def test_any_value_survives_strict_json(value):
         (-0.4, math.nan, 1, {"below": 0}, "undecided"),
         (math.nan, math.nan, 0, {"below": 0}, "not tested"),
         (math.inf, math.nan, 3, {"below": 0}, "differs"),
+        (-math.inf, 0.1, 3, {"below": 0}, "agrees"),
+        (-0.4, 0.1, 3, {"below": 0}, "undecided"),  # of three seeds 4.3 errors, of five 2.8
     ],
 )
-def test_an_effect_is_decided_by_two_standard_errors(effect, stderr, seeds, bound, verdict):
+def test_an_effect_is_decided_by_its_95_percent_interval(effect, stderr, seeds, bound, verdict):
     claim = records.judge("it falls", effect, stderr, seeds, **bound)
     assert records.verdict(claim._asdict()) == verdict
     assert bool(claim.reason) == (claim.holds is None)
@@ -77,16 +79,6 @@ def test_a_key_is_the_same_before_and_after_a_file():
     unit = {"n": 1, "eps": math.inf, "sizes": (1, 2)}
     assert key_of(unit) == key_of(revive(json.loads(records.encode(unit))))
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
-
-
-@pytest.mark.parametrize("cut", [1, 7, 60])
-def test_a_cut_off_last_line_is_left_out_and_counted(tmp_path, cut):
-    file = tmp_path / "rows.jsonl"
-    write(file, ROW, ROW)
-    file.write_bytes(file.read_bytes()[:-cut])
-    lines, dropped = read_rows(file)
-    assert [line.row for line in lines] == [ROW]
-    assert dropped == 1
 
 
 @pytest.mark.parametrize(

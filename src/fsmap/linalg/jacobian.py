@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fsmap.errors import ForwardModeError, UnsupportedModuleError
+from fsmap.errors import ForwardModeError, InputError, UnsupportedModuleError
 from fsmap.functional import (
     FAILURES,
     NoiseReplay,
@@ -43,6 +43,7 @@ from fsmap.functional import (
     flat,
     is_pointwise,
     num_points,
+    number,
     outputs,
     take_points,
     with_state,
@@ -162,7 +163,7 @@ def written_out(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Tensor]:
 
 def chunks(f: ModelFn, params: Params, x: Inputs) -> list[Inputs]:
     """The points in chunks that are differentiated together; one chunk unless f is pointwise."""
-    if not is_pointwise(f):
+    if not alone(f, params, x):
         return [x]
     size = max(1, CHUNK_BYTES // (8 * recorded_calls(f, params, x).numbers_per_point(params)))
     S = num_points(x)
@@ -246,13 +247,13 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
 def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
     """J in factored form, differentiable in ``params``.
 
-    If an output depends on its own point alone (unless BatchNorm or dropout is active) this takes
-    one forward and K reverse passes over the batch, otherwise S·K of them.
+    If an output depends on its own point alone (:func:`alone`) this takes one forward and K reverse
+    passes over the batch, otherwise S·K of them.
     """
     check_replaceable(f, "reverse")
     params = params if torch.is_grad_enabled() else detached(params)
     with torch.enable_grad():
-        if is_pointwise(f):
+        if alone(f, params, x):
             calls = recorded_calls(f, params, x)
             try:
                 return factor(f, params, x, calls)
@@ -442,7 +443,28 @@ class Calls(NamedTuple):
         return total
 
 
-_recorded: WeakKeyDictionary[Any, dict[Any, Calls]] = WeakKeyDictionary()
+_recorded: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def alone(f: ModelFn, params: Params, x: Inputs) -> bool:
+    """Whether the output at the first point is the same with other points after it; cached."""
+    if not is_pointwise(f) or num_points(x) == 1 or torch.compiler.is_compiling():
+        return is_pointwise(f)
+    shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in tree_leaves(x))
+    known, key = _recorded_of(getattr(f, "_call", f)), (alone, getattr(f, "modes", ()), shapes)
+    if key not in known:
+        repeated = tree_map(lambda t: t[:1].repeat_interleave(len(t), 0), x)
+        with torch.no_grad():
+            out = outputs(f, params, x)
+            try:
+                change = number((outputs(f, params, repeated) - out)[0].norm())
+            except InputError:  # such as a factorization of equal points
+                change = math.nan
+        size = number(out.norm(dim=1).mean())
+        if size is None or change is None or not math.isfinite(size):
+            return True  # not known yet
+        known[key] = change <= 1e-3 * size
+    return bool(known[key])
 
 
 def recorded_calls(f: ModelFn, params: Params, x: Inputs) -> Calls:
@@ -453,16 +475,16 @@ def recorded_calls(f: ModelFn, params: Params, x: Inputs) -> Calls:
     key = (tuple(params), getattr(f, "modes", ()), shapes)
     if key not in known:
         replay = NoiseReplay(f, params)
-        first = take_points(x, slice(0, 1)) if is_pointwise(f) else x
+        first = take_points(x, slice(0, 1)) if alone(f, params, x) else x
         try:
             known[key] = record(lambda: flat(f(params, first), first), params)
         except FAILURES as error:
             explain(error, f, x)
         replay()
-    return known[key]
+    return known[key]  # type: ignore[no-any-return]
 
 
-def _recorded_of(f: ModelFn) -> dict[Any, Calls]:
+def _recorded_of(f: ModelFn) -> dict[Any, Any]:
     try:
         return _recorded.setdefault(f, {})
     except TypeError:  # f has no weak references

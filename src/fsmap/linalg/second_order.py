@@ -307,6 +307,21 @@ def logdet(A: Tensor) -> Tensor:
     return torch.where(sign < 0, math.nan, log)
 
 
+def householder_product(A: Tensor, tau: Tensor) -> Tensor:
+    """``torch.linalg.householder_product`` as I − VTVᴴ, whose derivative of forward mode is right.
+
+    T⁻¹ is upper triangular, with 1/τ on the diagonal and VᴴV above it.
+    """
+    m, n = A.shape[-2:]
+    k = tau.shape[-1]
+    identity = torch.eye(m, n, dtype=A.dtype, device=A.device)
+    V = (A.tril(-1) + identity)[..., :k]
+    of_T = tau[..., None] * (V.mH @ V).triu(1)  # with a unit diagonal: diag(τ)T⁻¹
+    right = tau[..., None] * V[..., :n, :].mH
+    product: Tensor = V @ torch.linalg.solve_triangular(of_T, right, upper=True, unitriangular=True)
+    return identity - product
+
+
 def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     """``torch.cholesky_inverse``, whose forward-mode derivative is wrong."""
     identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
@@ -374,12 +389,15 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), det),
     **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
     **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), cholesky_inverse),
+    **dict.fromkeys(
+        (torch.linalg.householder_product, torch.orgqr, Tensor.orgqr), householder_product
+    ),
     F.embedding: embedding,
     F.dropout: dropout,
     F.hardsigmoid: hardsigmoid,
 }
 
-WRONG = (torch.linalg.householder_product, torch.linalg.tensorsolve, torch.linalg.solve_ex)
+WRONG = (torch.linalg.tensorsolve, torch.linalg.solve_ex)
 REFUSED = {function: _refuse(function) for function in WRONG}
 """Functions that are not replaced, and whose forward mode has a wrong derivative (torch 2.13)."""
 

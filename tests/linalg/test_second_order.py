@@ -30,6 +30,13 @@ LAYERS = {
     "instance_norm": (lambda x: F.instance_norm(x), (S, 2, 5)),
     "instance_norm_affine": (lambda x: F.instance_norm(x, None, None, W[:2], W[:2]), (S, 2, 5)),
     "native_layer_norm": (lambda x: torch.native_layer_norm(x, (6,), W, W, 1e-5)[0], (S, 6)),
+    "layer_norm_of_aten": (lambda x: torch.ops.aten.layer_norm.default(x, [6], W, W), (S, 6)),
+    "attention_of_aten": (
+        lambda x: torch.ops.aten.scaled_dot_product_attention.default(x, x.sin(), x.cos()),
+        (S, 3, 4),
+    ),
+    "select_scatter": (lambda x: torch.select_scatter(x.sin(), x[:, 0].cos(), -1, -2), (S, 6)),
+    "scatter_sum": (lambda x: x.scatter_reduce(1, x.argsort(), x.sin(), "sum"), (S, 6)),
     "torch_instance_norm": (
         lambda x: torch.instance_norm(x, W[:2], W[:2], None, None, True, 0.1, 1e-5, False),
         (S, 2, 5),
@@ -80,6 +87,7 @@ COUPLED = {
     "solve_vector": (lambda x: torch.linalg.solve(square(x), x[0]), (S, 6)),
     "solve_right": (lambda x: torch.linalg.solve(square(x), x, left=False), (S, 6)),
     "slogdet": (lambda x: torch.linalg.slogdet(square(x) - 3.5)[1][None], (S, 6)),
+    "slogdet_of_aten": (lambda x: torch.ops.aten.slogdet(square(x) - 3.5)[1][None], (S, 6)),
     "det": (lambda x: torch.det(square(x) - 3.5)[None], (S, 6)),
     "det_of_tensor": (lambda x: square(x).det()[None], (S, 6)),
     "logdet": (lambda x: square(x).logdet()[None], (S, 6)),
@@ -255,16 +263,25 @@ def test_padding_of_an_embedding_is_constant_in_forward_mode_too(seeded):
     assert abs(found.value - exact) < 4 * found.stderr
 
 
-@pytest.mark.parametrize("name", ["solve_ex", "tensorsolve"])
+ZEROS = torch.zeros(3, 3, dtype=torch.long)
+WRONG = {
+    "solve_ex": lambda A: torch.linalg.solve_ex(A, A.sin())[0],
+    "tensorsolve": lambda A: torch.linalg.tensorsolve(A, A[0].sin()),
+    "triangular_solve": lambda A: torch.triangular_solve(A.sin(), A)[0],
+    "_linalg_slogdet": lambda A: torch.ops.aten._linalg_slogdet.default(A)[1],
+    "scatter_reduce": lambda A: torch.scatter_reduce(A.cos(), 1, ZEROS, A, reduce="prod"),
+    "scatter_reduce_": lambda A: torch.ones(3, 3).scatter_reduce_(1, ZEROS, A, "prod"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
+@pytest.mark.parametrize("name", WRONG)
 def test_wrong_derivatives_of_forward_mode_are_refused(name, seeded):
-    """Of these a gradient of Jψ would be wrong, without an error; differences are not."""
+    """Of these R or its gradient would be wrong, without an error; differences are not."""
 
     class Mixing(nn.Linear):
         def forward(self, x):
-            below = self.weight.tril(-1)
-            if name == "tensorsolve":
-                return x * torch.linalg.tensorsolve(square(below), x[0])
-            return torch.linalg.solve_ex(square(below), x.mT)[0].mT
+            return x + WRONG[name](square(self.weight)).mean()
 
     net, x = Mixing(3, 3), torch.linspace(-1, 1, 12).reshape(4, 3)
     f, params = fsmap.functional(net)

@@ -128,7 +128,9 @@ class SecondOrder(Replacing):
         if dual:
             replaced.update(REPLACED_FOR_DUALS)
         attention = Attention(check=forward_mode)
-        replaced[F.scaled_dot_product_attention] = attention.dot_product
+        fused = torch.ops.aten.scaled_dot_product_attention
+        for function in (F.scaled_dot_product_attention, fused, fused.default):
+            replaced[function] = attention.dot_product
         replaced[F.multi_head_attention_forward] = attention.heads
         super().__init__(replaced)
 

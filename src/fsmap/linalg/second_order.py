@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import Any, NamedTuple
 
 import torch
@@ -328,6 +329,13 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     return torch.cholesky_solve(identity.expand_as(L), L, upper=upper)
 
 
+def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """``torch.select_scatter``, whose rule for ``vmap`` is wrong."""
+    place = torch.arange(input.shape[dim], device=input.device) == index % input.shape[dim]
+    place = place.reshape([-1] + [1] * (input.ndim - 1 - dim % input.ndim))
+    return torch.where(place, src.unsqueeze(dim), input)
+
+
 def embedding(
     input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **options: Any
 ) -> Tensor:
@@ -343,12 +351,14 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
 
 
-def _refuse(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Raise where a gradient of forward mode would be wrong without an error."""
+def _refuse(function: Callable[..., Any], only: str | None = None) -> Callable[..., Any]:
+    """Raise where R or its gradient in forward mode would be wrong without an error."""
 
-    def call(*args: Any, **options: Any) -> Tensor:
+    def call(*args: Any, **options: Any) -> Any:
+        if only and not any(isinstance(a, str) and a == only for a in (*args, *options.values())):
+            return function(*args, **options)
         raise ForwardModeError(
-            f"torch.linalg.{function.__name__} has a wrong derivative in forward mode. Use the "
+            f"torch's {function.__name__} has a wrong derivative in forward mode. Use the "
             "estimator 'fd_central', which needs forward passes only."
         )
 
@@ -394,12 +404,28 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     ),
     F.embedding: embedding,
     F.dropout: dropout,
-    F.hardsigmoid: hardsigmoid,
+    **dict.fromkeys((F.hardsigmoid, torch._C._nn.hardsigmoid), hardsigmoid),
+    **dict.fromkeys((torch.select_scatter, Tensor.select_scatter), select_scatter),
 }
 
-WRONG = (torch.linalg.tensorsolve, torch.linalg.solve_ex)
-REFUSED = {function: _refuse(function) for function in WRONG}
+SOLVERS = (torch.linalg.tensorsolve, torch.linalg.solve_ex, torch._linalg_solve_ex)
+OTHERS = (torch.triangular_solve, Tensor.triangular_solve, torch._linalg_det, torch._linalg_slogdet)
+REFUSED = {function: _refuse(function) for function in (*SOLVERS, *OTHERS)}
+for scatter in (torch.scatter_reduce, Tensor.scatter_reduce, Tensor.scatter_reduce_):
+    REFUSED[scatter] = _refuse(scatter, only="prod")
 """Functions that are not replaced, and whose forward mode has a wrong derivative (torch 2.13)."""
+
+
+def _with_aten(table: dict[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Add the operators of ``torch.ops.aten``, which exported programs call, by their names."""
+    for function in [f for f in table if not isfunction(f)]:
+        packet: Any = getattr(torch.ops.aten, function.__name__, None)
+        for name in [] if packet is None else packet.overloads():
+            table[packet] = table[getattr(packet, name)] = table[function]
+
+
+_with_aten(REPLACED)
+_with_aten(REFUSED)
 
 
 def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:

@@ -48,6 +48,7 @@ LAYERS = {
     "log_softmax": (lambda x: x.log_softmax(-1), (S, 6)),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x.sin(), x.cos()), (S, 3, 4)),
     "glu": (F.glu, (S, 6)),
+    "glu_of_aten": (torch.ops.aten.glu.default, (S, 6)),
     "gelu": (F.gelu, (S, 6)),
     "silu": (F.silu, (S, 6)),
     "mish": (F.mish, (S, 6)),
@@ -269,6 +270,7 @@ WRONG = {
     "tensorsolve": lambda A: torch.linalg.tensorsolve(A, A[0].sin()),
     "triangular_solve": lambda A: torch.triangular_solve(A.sin(), A)[0],
     "_linalg_slogdet": lambda A: torch.ops.aten._linalg_slogdet.default(A)[1],
+    "native_batch_norm": lambda A: torch.native_batch_norm(A, *[None] * 4, True, 0.1, 1.0)[0][0],
     "scatter_reduce": lambda A: torch.scatter_reduce(A.cos(), 1, ZEROS, A, reduce="prod"),
     "scatter_reduce_": lambda A: torch.ones(3, 3).scatter_reduce_(1, ZEROS, A, "prod"),
 }

@@ -392,7 +392,7 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.batch_norm: _in_torchs_order(batch_norm, "training"),
     torch.instance_norm: _in_torchs_order(instance_norm, "use_input_stats"),
     torch.native_layer_norm: _native_layer_norm,
-    F.glu: glu,
+    **dict.fromkeys((F.glu, torch._C._nn.glu), glu),
     torch._weight_norm: weight_norm,
     torch.linalg.solve: solve,
     **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), slogdet),
@@ -410,7 +410,9 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
 
 SOLVERS = (torch.linalg.tensorsolve, torch.linalg.solve_ex, torch._linalg_solve_ex)
 OTHERS = (torch.triangular_solve, Tensor.triangular_solve, torch._linalg_det, torch._linalg_slogdet)
-REFUSED = {function: _refuse(function) for function in (*SOLVERS, *OTHERS)}
+NORMS = (torch.native_batch_norm, torch._native_batch_norm_legit)
+EXPORTED = (torch.ops.aten._native_batch_norm_legit_functional,)
+REFUSED = {f: _refuse(f) for f in (*SOLVERS, *OTHERS, *NORMS, *EXPORTED)}
 for scatter in (torch.scatter_reduce, Tensor.scatter_reduce, Tensor.scatter_reduce_):
     REFUSED[scatter] = _refuse(scatter, only="prod")
 """Functions that are not replaced, and whose forward mode has a wrong derivative (torch 2.13)."""

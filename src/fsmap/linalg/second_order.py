@@ -291,7 +291,7 @@ def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
     LU, pivots = torch.linalg.lu_factor(A)
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
     swaps = pivots != torch.arange(1, A.shape[-1] + 1, device=A.device)
-    sign = torch.where(swaps.sum(-1) % 2 == 0, 1.0, -1.0) * diagonal.sign().prod(-1)
+    sign = torch.where(swaps.sum(-1) % 2 == 0, 1.0, -1.0) * diagonal.sgn().prod(-1)
     log = diagonal.abs().log().sum(-1)
     return linalg_slogdet((sign.to(A.dtype), log))  # type: ignore[no-any-return]
 
@@ -305,7 +305,7 @@ def det(A: Tensor) -> Tensor:
 def logdet(A: Tensor) -> Tensor:
     """``torch.logdet``: nan where the determinant is negative."""
     sign, log = slogdet(A)
-    return torch.where(sign < 0, math.nan, log)
+    return sign.log() + log if A.is_complex() else torch.where(sign < 0, math.nan, log)
 
 
 def householder_product(A: Tensor, tau: Tensor) -> Tensor:

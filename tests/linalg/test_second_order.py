@@ -254,6 +254,17 @@ def test_half_precision_and_autocast_return_what_torch_returns(dtype):
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"sparse": True}])
+def test_options_of_an_embedding_that_are_about_its_gradient(options, seeded):
+    net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 1))
+    f, params = fsmap.functional(net)
+    x = torch.tensor([[0, 1], [2, 2], [3, 1]])
+    expected = fsmap.trace(f, params, x, method="exact").value
+    other = nn.Embedding(5, 3, padding_idx=0, _weight=net[0].weight, **options)
+    again = fsmap.functional(nn.Sequential(other, *net[1:]))[0]
+    torch.testing.assert_close(fsmap.trace(again, params, x, method="exact").value, expected)
+
+
 def test_padding_of_an_embedding_is_constant_in_forward_mode_too(seeded):
     net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 1))
     f, params = fsmap.functional(net)

@@ -264,7 +264,10 @@ def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
         raw, transpose, _ = vjp(f, params, x)
         out = flat(raw, x)
         each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
-        grads = vmap(transpose)(each)  # [SK, ...] each
+        try:
+            grads = vmap(transpose)(each)  # [SK, ...] each
+        except FAILURES as error:
+            explain(error, f, x, params, "reverse-mode differentiation failed{where}")
     blocks = [Block((n,), g.reshape(*out.shape, 1, -1)) for n, g in grads.items()]
     return Factors(tuple(params), blocks, out)
 

@@ -337,13 +337,27 @@ def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
 
 
 def embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **options: Any
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Tensor:
-    """``F.embedding``: as in reverse mode, the row of padding is a constant."""
-    out = F.embedding(input, weight, padding_idx, *args, **options)
+    """``F.embedding`` with its own derivative: dense, and not scaled by frequency.
+
+    As in reverse mode, the row of padding is a constant.
+    """
+    out = F.embedding(input, weight, padding_idx, max_norm, norm_type)
     if padding_idx is None:
         return out
     return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
+
+
+def _embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any) -> Tensor:
+    """``torch.embedding``."""
+    return embedding(indices, weight, padding_idx if padding_idx >= 0 else None)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
@@ -403,6 +417,7 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
         (torch.linalg.householder_product, torch.orgqr, Tensor.orgqr), householder_product
     ),
     F.embedding: embedding,
+    torch.embedding: _embedding,
     F.dropout: dropout,
     **dict.fromkeys((F.hardsigmoid, torch._C._nn.hardsigmoid), hardsigmoid),
     **dict.fromkeys((torch.select_scatter, Tensor.select_scatter), select_scatter),

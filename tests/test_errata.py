@@ -11,6 +11,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 import fsmap
 from fsmap.objective.closed_form import TANH, FourierBasis, Invertible, log_sech_squared
@@ -97,6 +98,22 @@ def test_sign_of_the_new_term_in_appendix_a():
     theta = torch.tensor(1.7)
     term = -torch.log(3 * theta**2)  # log |dθ/dθ'| for θ' = θ³
     assert_close(moved.log_prob(theta**3), base.log_prob(theta) + term)
+
+
+def test_the_new_term_of_the_cube_is_plus_infinity():
+    """log |det⁻¹(dθ'/dθ)| of θ' = (θ − θ₀)³ at θ₀, where the derivative is 0."""
+    slope = torch.func.grad(lambda theta: (theta - 1.7) ** 3)(torch.tensor(1.7))
+    assert slope == 0
+    assert -torch.log(slope.abs()) == math.inf
+
+
+def test_the_determinant_costs_the_square_of_the_smaller_side():
+    """SK ≤ P: O(S²K²P), the Gram matrix of the rows of J, instead of O(SKP²)."""
+    rows = torch.linspace(0, 9, 5 * 40).sin().reshape(5, 40)  # [SK, P]
+    with FlopCounterMode(display=False) as counter:
+        small = rows @ rows.mT
+    assert counter.get_total_flops() == 2 * 5**2 * 40
+    assert_close(torch.logdet(small + torch.eye(5)), torch.logdet(rows.mT @ rows + torch.eye(40)))
 
 
 def test_the_bound_of_appendix_b7_is_the_divergence():

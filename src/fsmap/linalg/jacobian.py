@@ -264,10 +264,7 @@ def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
         raw, transpose, _ = vjp(f, params, x)
         out = flat(raw, x)
         each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
-        try:
-            grads = vmap(transpose)(each)  # [SK, ...] each
-        except FAILURES as error:
-            explain(error, f, x, params, "reverse-mode differentiation failed{where}")
+        grads = vmap(transpose)(each)  # [SK, ...] each
     blocks = [Block((n,), g.reshape(*out.shape, 1, -1)) for n, g in grads.items()]
     return Factors(tuple(params), blocks, out)
 
@@ -455,13 +452,12 @@ def alone(f: ModelFn, params: Params, x: Inputs) -> bool:
     """Whether the output at the first point is the same with other points after it; cached."""
     if not is_pointwise(f) or num_points(x) == 1 or torch.compiler.is_compiling():
         return is_pointwise(f)
-    shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in tree_leaves(x))
-    known, key = _recorded_of(getattr(f, "_call", f)), (alone, getattr(f, "modes", ()), shapes)
+    known, key = _recorded_of(getattr(f, "_call", f)), (alone, getattr(f, "modes", ()))
     if key not in known:
-        repeated = tree_map(lambda t: t[:1].repeat_interleave(len(t), 0), x)
         with torch.no_grad():
             out = outputs(f, params, x)
             try:
+                repeated = tree_map(lambda t: t[:1].repeat_interleave(len(t), 0), x)
                 change = number((outputs(f, params, repeated) - out)[0].norm())
             except InputError:  # such as a factorization of equal points
                 change = math.nan
@@ -475,12 +471,11 @@ def alone(f: ModelFn, params: Params, x: Inputs) -> bool:
 def recorded_calls(f: ModelFn, params: Params, x: Inputs) -> Calls:
     """How the parameters enter f, from a pass at one point; kept for points of this shape."""
     known = _recorded_of(f)
-    leaves = [x] if isinstance(x, Tensor) else tree_leaves(x)
-    shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    first = take_points(x, slice(0, 1)) if alone(f, params, x) else x
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(first))
     key = (tuple(params), getattr(f, "modes", ()), shapes)
     if key not in known:
         replay = NoiseReplay(f, params)
-        first = take_points(x, slice(0, 1)) if alone(f, params, x) else x
         try:
             known[key] = record(lambda: flat(f(params, first), first), params)
         except FAILURES as error:

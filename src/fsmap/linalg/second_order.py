@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import isfunction
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -309,18 +309,12 @@ def logdet(A: Tensor) -> Tensor:
 
 
 def householder_product(A: Tensor, tau: Tensor) -> Tensor:
-    """``torch.linalg.householder_product`` as I − VTVᴴ, whose derivative of forward mode is right.
-
-    T⁻¹ is upper triangular, with 1/τ on the diagonal and VᴴV above it.
-    """
-    m, n = A.shape[-2:]
-    k = tau.shape[-1]
-    identity = torch.eye(m, n, dtype=A.dtype, device=A.device)
-    V = (A.tril(-1) + identity)[..., :k]
-    of_T = tau[..., None] * (V.mH @ V).triu(1)  # with a unit diagonal: diag(τ)T⁻¹
-    right = tau[..., None] * V[..., :n, :].mH
-    product: Tensor = V @ torch.linalg.solve_triangular(of_T, right, upper=True, unitriangular=True)
-    return identity - product
+    """``torch.linalg.householder_product`` as I − VTVᴴ, with T⁻¹ = diag(1/τ) + triu(VᴴV, 1)."""
+    identity = torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device)
+    V, tau = (A.tril(-1) + identity)[..., : tau.shape[-1]], tau[..., None]
+    system, right = tau * (V.mH @ V).triu(1), tau * V[..., : A.shape[-1], :].mH
+    TV = torch.linalg.solve_triangular(system, right, upper=True, unitriangular=True)
+    return torch.sub(identity, V @ TV)
 
 
 def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
@@ -337,27 +331,18 @@ def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
 
 
 def embedding(
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **options: Any
 ) -> Tensor:
     """``F.embedding`` with its own derivative: dense, and not scaled by frequency.
 
     As in reverse mode, the row of padding is a constant.
     """
-    out = F.embedding(input, weight, padding_idx, max_norm, norm_type)
+    options |= dict(zip(("max_norm", "norm_type"), args, strict=False))
+    options |= {"scale_grad_by_freq": False, "sparse": False}
+    out = F.embedding(input, weight, padding_idx, **options)
     if padding_idx is None:
         return out
     return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
-
-
-def _embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any) -> Tensor:
-    """``torch.embedding``."""
-    return embedding(indices, weight, padding_idx if padding_idx >= 0 else None)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
@@ -365,15 +350,16 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
 
 
-def _refuse(function: Callable[..., Any], only: str | None = None) -> Callable[..., Any]:
+def _refuse(name: str) -> Callable[..., Any]:
     """Raise where R or its gradient in forward mode would be wrong without an error."""
 
     def call(*args: Any, **options: Any) -> Any:
-        if only and not any(isinstance(a, str) and a == only for a in (*args, *options.values())):
-            return function(*args, **options)
+        given = [a for a in (*args, *options.values()) if isinstance(a, str)]
+        if "scatter" in name and given != ["prod"]:
+            return getattr(Tensor, name)(*args, **options)
         raise ForwardModeError(
-            f"torch's {function.__name__} has a wrong derivative in forward mode. Use the "
-            "estimator 'fd_central', which needs forward passes only."
+            f"torch's {name} has a wrong derivative in forward mode. Use the estimator "
+            "'fd_central', which needs forward passes only."
         )
 
     return call
@@ -399,50 +385,44 @@ def _in_torchs_order(function: Callable[..., Tensor], switch: str) -> Callable[.
     return call
 
 
+def _by_name(table: dict[str, Callable[..., Any]]) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Replacements by functions: of torch, its tensors, and ``torch.ops.aten`` (torch.export)."""
+    found: dict[Callable[..., Any], Callable[..., Any]] = {}
+    for place in (F, torch, Tensor, torch._C._nn, torch._C._linalg, torch.ops.aten):  # type: ignore[attr-defined]
+        for name in filter(partial(hasattr, place), table):
+            function: Any = getattr(place, name)
+            overloads = [getattr(function, o) for o in getattr(function, "overloads", list)()]
+            found |= dict.fromkeys([function, *overloads], table[name])
+    return found
+
+
+LAYERS = (layer_norm, glu, hardsigmoid, weight_norm, select_scatter)
+SAME = (*LAYERS, slogdet, det, logdet, cholesky_inverse, householder_product)
+NAMES: dict[str, Callable[..., Any]] = {
+    **{start + f.__name__: f for f in SAME for start in ("", "_", "linalg_")},
+    "batch_norm": _in_torchs_order(batch_norm, "training"),
+    "instance_norm": _in_torchs_order(instance_norm, "use_input_stats"),
+    "native_layer_norm": _native_layer_norm,
+    "linalg_solve": solve,
+    "orgqr": householder_product,
+    "embedding": lambda weight, indices, padding_idx=-1, *_: embedding(
+        indices, weight, padding_idx if padding_idx >= 0 else None
+    ),
+}
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dict.fromkeys((F.layer_norm, torch.layer_norm), layer_norm),
+    **_by_name(NAMES),
     F.batch_norm: batch_norm,
     F.instance_norm: instance_norm,
-    torch.batch_norm: _in_torchs_order(batch_norm, "training"),
-    torch.instance_norm: _in_torchs_order(instance_norm, "use_input_stats"),
-    torch.native_layer_norm: _native_layer_norm,
-    **dict.fromkeys((F.glu, torch._C._nn.glu), glu),
-    torch._weight_norm: weight_norm,
-    torch.linalg.solve: solve,
-    **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), slogdet),
-    **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), det),
-    **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
-    **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), cholesky_inverse),
-    **dict.fromkeys(
-        (torch.linalg.householder_product, torch.orgqr, Tensor.orgqr), householder_product
-    ),
     F.embedding: embedding,
-    torch.embedding: _embedding,
     F.dropout: dropout,
-    **dict.fromkeys((F.hardsigmoid, torch._C._nn.hardsigmoid), hardsigmoid),
-    **dict.fromkeys((torch.select_scatter, Tensor.select_scatter), select_scatter),
 }
-
-SOLVERS = (torch.linalg.tensorsolve, torch.linalg.solve_ex, torch._linalg_solve_ex)
-OTHERS = (torch.triangular_solve, Tensor.triangular_solve, torch._linalg_det, torch._linalg_slogdet)
-NORMS = (torch.native_batch_norm, torch._native_batch_norm_legit)
-EXPORTED = (torch.ops.aten._native_batch_norm_legit_functional,)
-REFUSED = {f: _refuse(f) for f in (*SOLVERS, *OTHERS, *NORMS, *EXPORTED)}
-for scatter in (torch.scatter_reduce, Tensor.scatter_reduce, Tensor.scatter_reduce_):
-    REFUSED[scatter] = _refuse(scatter, only="prod")
+WRONG = (
+    "linalg_tensorsolve linalg_solve_ex _linalg_solve_ex triangular_solve _linalg_det "
+    "_linalg_slogdet native_batch_norm _native_batch_norm_legit "
+    "_native_batch_norm_legit_functional scatter_reduce scatter_reduce_"
+)
+REFUSED = _by_name({name: _refuse(name) for name in WRONG.split()})
 """Functions that are not replaced, and whose forward mode has a wrong derivative (torch 2.13)."""
-
-
-def _with_aten(table: dict[Callable[..., Any], Callable[..., Any]]) -> None:
-    """Add the operators of ``torch.ops.aten``, which exported programs call, by their names."""
-    for function in [f for f in table if not isfunction(f)]:
-        packet: Any = getattr(torch.ops.aten, function.__name__, None)
-        for name in [] if packet is None else packet.overloads():
-            table[packet] = table[getattr(packet, name)] = table[function]
-
-
-_with_aten(REPLACED)
-_with_aten(REFUSED)
 
 
 def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:

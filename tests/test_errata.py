@@ -11,6 +11,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 import fsmap
 from fsmap.objective.closed_form import TANH, FourierBasis, Invertible, log_sech_squared
@@ -97,6 +98,16 @@ def test_sign_of_the_new_term_in_appendix_a():
     theta = torch.tensor(1.7)
     term = -torch.log(3 * theta**2)  # log |dθ/dθ'| for θ' = θ³
     assert_close(moved.log_prob(theta**3), base.log_prob(theta) + term)
+    slope = torch.func.grad(lambda theta: theta**3)(torch.zeros(()))
+    assert -torch.log(slope) == math.inf  # at θ₀, where the paper has −∞
+
+
+def test_the_determinant_costs_the_square_of_the_smaller_side():
+    rows = torch.linspace(0, 9, 5 * 40).sin().reshape(5, 40)  # [SK, P]
+    with FlopCounterMode(display=False) as counter:
+        small = rows @ rows.mT
+    assert counter.get_total_flops() == 2 * 5**2 * 40  # O(S²K²P)
+    assert_close(torch.logdet(small + torch.eye(5)), torch.logdet(rows.mT @ rows + torch.eye(40)))
 
 
 def test_the_bound_of_appendix_b7_is_the_divergence():

@@ -364,7 +364,7 @@ FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
 def is_pointwise(f: ModelFn) -> bool:
-    """Whether f treats each point alone; assumed of a plain function."""
+    """Whether f may treat each point alone: its layers do; assumed of a plain function."""
     return bool(getattr(f, "pointwise", True))
 
 

@@ -187,6 +187,14 @@ class Tied(nn.Module):
         return self.layer(x) @ self.layer.weight
 
 
+class Standardized(nn.Linear):
+    """Its points depend on each other, which no module tells."""
+
+    def forward(self, x):
+        h = super().forward(x)
+        return ((h - h.mean(0)) / (h.square().mean(0) + 0.1)).tanh()
+
+
 class Odd(nn.Module):
     """A weight as input of a linear map, and arguments by name."""
 
@@ -217,6 +225,7 @@ MODULES = {
     "tied": (Tied, (3, 2), ("idle", "layer.weight")),
     "twice": (lambda: Twice(2, 2, bias=False), (3, 2), ("weight",)),
     "odd": (Odd, (3, 2), ("a", "b")),
+    "standardized": (lambda: Standardized(2, 3), (4, 2), ()),
     "asking": (lambda: Asking(2, 3), (4, 2), ()),
     "conv": (
         lambda: nn.Conv2d(2, 3, (2, 3), stride=2, padding=(1, 0), dilation=(1, 2)),
@@ -258,6 +267,8 @@ def check(f, params, x):
     torch.testing.assert_close(factors.gram(), flat @ flat.mT, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(factors.squares(), jac.square().sum(-1), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(factors.out, f(params, x).reshape(len(jac), -1))
+    found = fsmap.trace(f, params, x, method="exact").value
+    torch.testing.assert_close(found, jac.square().sum() / len(jac), rtol=1e-10, atol=1e-12)
     mixed = factors.mixed(lambda u: torch.stack([u.sum(1), 2 * u[:, 0]], dim=1))
     expected = torch.stack([jac.sum(1), 2 * jac[:, 0]], dim=1)
     torch.testing.assert_close(mixed.rows(), expected, rtol=1e-10, atol=1e-12)

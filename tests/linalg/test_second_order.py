@@ -20,6 +20,8 @@ from fsmap.linalg import jacobian
 from fsmap.linalg.jacobian import SecondOrder
 
 S = 4
+BATCH = (None, None, True, 0.1, 1e-5, False)
+aten = torch.ops.aten
 W = torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
 LAYERS = {
     "layer_norm": (lambda x: F.layer_norm(x, (6,)), (S, 6)),
@@ -30,10 +32,11 @@ LAYERS = {
     "instance_norm": (lambda x: F.instance_norm(x), (S, 2, 5)),
     "instance_norm_affine": (lambda x: F.instance_norm(x, None, None, W[:2], W[:2]), (S, 2, 5)),
     "native_layer_norm": (lambda x: torch.native_layer_norm(x, (6,), W, W, 1e-5)[0], (S, 6)),
-    "torch_instance_norm": (
-        lambda x: torch.instance_norm(x, W[:2], W[:2], None, None, True, 0.1, 1e-5, False),
-        (S, 2, 5),
-    ),
+    "layer_norm_of_aten": (lambda x: aten.layer_norm.default(x, [6], W, W), (S, 6)),
+    "attention_of_aten": (lambda x: aten.scaled_dot_product_attention(x, x.sin(), x), (S, 3, 4)),
+    "select_scatter": (lambda x: torch.select_scatter(x.sin(), x[:, 0].cos(), -1, -2), (S, 6)),
+    "scatter_sum": (lambda x: x.scatter_reduce(1, x.argsort(), x.sin(), "sum"), (S, 6)),
+    "torch_instance_norm": (lambda x: torch.instance_norm(x, W[:2], W[:2], *BATCH), (S, 2, 5)),
     "batch_norm_eval": (lambda x: F.batch_norm(x.sin(), W, W, W, W), (S, 6)),
     "local_response_norm": (lambda x: F.local_response_norm(x, 2), (S, 4, 3)),
     "normalize": (F.normalize, (S, 6)),
@@ -41,6 +44,7 @@ LAYERS = {
     "log_softmax": (lambda x: x.log_softmax(-1), (S, 6)),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x.sin(), x.cos()), (S, 3, 4)),
     "glu": (F.glu, (S, 6)),
+    "glu_of_aten": (aten.glu.default, (S, 6)),
     "gelu": (F.gelu, (S, 6)),
     "silu": (F.silu, (S, 6)),
     "mish": (F.mish, (S, 6)),
@@ -70,10 +74,7 @@ def square(x):
 
 COUPLED = {
     "batch_norm": (lambda x: F.batch_norm(x, None, None, W, W, training=True), (S, 6)),
-    "torch_batch_norm": (
-        lambda x: torch.batch_norm(x, W, W, None, None, True, 0.1, 1e-5, False),
-        (S, 6),
-    ),
+    "torch_batch_norm": (lambda x: torch.batch_norm(x, W, W, *BATCH), (S, 6)),
     "batch_norm_2d": (lambda x: F.batch_norm(x, None, None, training=True), (S, 2, 3, 3)),
     "weight_norm": (lambda x: torch._weight_norm(x, x[:, :1].sin(), 0), (S, 6)),
     "weight_norm_of_all": (lambda x: torch._weight_norm(x, x[0, 0].sin(), -1), (S, 6)),
@@ -81,10 +82,14 @@ COUPLED = {
     "solve_vector": (lambda x: torch.linalg.solve(square(x), x[0]), (S, 6)),
     "solve_right": (lambda x: torch.linalg.solve(square(x), x, left=False), (S, 6)),
     "slogdet": (lambda x: torch.linalg.slogdet(square(x) - 3.5)[1][None], (S, 6)),
+    "det_complex": (lambda x: torch.view_as_real((square(x) - 2j).det())[None], (S, 6)),
+    "logdet_complex": (lambda x: torch.view_as_real((square(x) - 2j).logdet())[None], (S, 6)),
+    "slogdet_of_aten": (lambda x: aten.slogdet(square(x) - 3.5)[1][None], (S, 6)),
     "det": (lambda x: torch.det(square(x) - 3.5)[None], (S, 6)),
     "det_of_tensor": (lambda x: square(x).det()[None], (S, 6)),
     "logdet": (lambda x: square(x).logdet()[None], (S, 6)),
     "cholesky_inverse": (lambda x: torch.cholesky_inverse(cholesky(square(x))), (S, 6)),
+    "householder": (lambda x: torch.orgqr(x.mT, x[:2, 0].sin()), (S, 6)),
     "hardsigmoid": (lambda x: F.hardsigmoid(3 * x) * x.sin(), (S, 6)),
     "cholesky": (lambda x: cholesky(square(x)), (S, 6)),
 }
@@ -191,15 +196,12 @@ def test_eager_passes_use_dual_tensors(kind):
 
 def test_what_is_trained_may_change(seeded):
     """Whether dual tensors can be used is tried again for other parameters."""
-    net, x = (
-        nn.Sequential(nn.Linear(3, 4), nn.MultiheadAttention(4, 2), nn.Linear(4, 2)),
-        W[:, None],
-    )
+    net = nn.Sequential(nn.Linear(3, 4), nn.MultiheadAttention(4, 2), nn.Linear(4, 2))
     forward = lambda m, x: m[2](m[1](*[m[0](x[:, None])] * 3)[0][:, 0])  # noqa: E731
     net.requires_grad_(False)[2].requires_grad_(True)
     for _ in range(2):
         lm = fsmap.LMAP(net, torch.ones(4, 3), num_points=4, forward=forward)
-        lm(x[:, None].expand(-1, 3))[1].backward()  # failed after the model was unfrozen
+        lm(torch.randn(6, 3))[1].backward()  # failed after the model was unfrozen
         net.requires_grad_(True)
     assert net[0].weight.grad.abs().max() > 0
 
@@ -259,7 +261,7 @@ def test_half_precision_and_autocast_return_what_torch_returns(dtype):
 def test_padding_of_an_embedding_is_constant(seeded):
     net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 1))
     f, params = fsmap.functional(net)
-    x = torch.tensor([[0, 1], [2, 0], [3, 4], [0, 0]])
+    x = torch.tensor([[0, 1], [2, 0], [3, 3], [0, 0]])
     psi = {name: torch.randn(1, *p.shape) for name, p in params.items()}
     other = {**psi, "0.weight": psi["0.weight"].index_fill(1, torch.tensor([0]), 7.0)}
     exact = fsmap.trace(f, params, x, method="exact").value
@@ -271,18 +273,29 @@ def test_padding_of_an_embedding_is_constant(seeded):
     functional = fsmap.LaplacianPenalty(net, x, num_points=4, estimator="fd")
     in_place = fsmap.InPlacePenalty(net, x, num_points=4)
     torch.testing.assert_close(in_place.backward(), functional().detach())
+    for options in ({"scale_grad_by_freq": True}, {"sparse": True}):  # not about J
+        other = nn.Embedding(5, 3, padding_idx=0, _weight=net[0].weight, **options)
+        f = fsmap.functional(nn.Sequential(other, *net[1:]))[0]
+        torch.testing.assert_close(fsmap.trace(f, params, x, method="exact").value, exact)
 
 
-@pytest.mark.parametrize("name", ["householder_product", "solve_ex"])
+WRONG = {
+    "solve_ex": lambda A: torch.linalg.solve_ex(A, A.sin())[0],
+    "triangular_solve": lambda A: torch.triangular_solve(A.sin(), A)[0],
+    "_linalg_slogdet": lambda A: aten._linalg_slogdet.default(A)[1],
+    "native_batch_norm": lambda A: torch.native_batch_norm(A, *BATCH[:2], *BATCH[:5])[0][0],
+    "scatter_reduce": lambda A: A.cos().scatter_reduce(1, A.argsort(), A, reduce="prod"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
+@pytest.mark.parametrize("name", WRONG)
 def test_wrong_derivatives_of_forward_mode_are_refused(name, seeded):
-    """Of these a gradient of Jψ would be wrong, without an error; differences are not."""
+    """Of these R or its gradient would be wrong, without an error; differences are not."""
 
     class Mixing(nn.Linear):
         def forward(self, x):
-            below = self.weight.tril(-1)
-            if name == "householder_product":
-                return x @ torch.linalg.householder_product(below, 2 / (1 + below.square().sum(0)))
-            return torch.linalg.solve_ex(square(below), x.mT)[0].mT
+            return x + WRONG[name](square(self.weight)).mean()
 
     net, x = Mixing(3, 3), torch.linspace(-1, 1, 12).reshape(4, 3)
     f, params = fsmap.functional(net)

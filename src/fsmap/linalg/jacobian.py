@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fsmap.errors import ForwardModeError, UnsupportedModuleError
+from fsmap.errors import ForwardModeError, InputError, UnsupportedModuleError
 from fsmap.functional import (
     FAILURES,
     Functional,
@@ -44,6 +44,8 @@ from fsmap.functional import (
     flat,
     is_pointwise,
     num_points,
+    number,
+    outputs,
     take_points,
     with_state,
 )
@@ -59,7 +61,9 @@ class SecondOrder(Replacing):
         if dual:
             replaced.update(REPLACED_FOR_DUALS)
         attention = Attention(check=forward_mode)
-        replaced[F.scaled_dot_product_attention] = attention.dot_product
+        fused = torch.ops.aten.scaled_dot_product_attention
+        for function in (F.scaled_dot_product_attention, fused, fused.default):
+            replaced[function] = attention.dot_product
         replaced[F.multi_head_attention_forward] = attention.heads
         super().__init__(replaced)
 
@@ -94,7 +98,7 @@ def written_out(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Tensor]:
 
 def chunks(f: ModelFn, params: Params, x: Inputs) -> list[Inputs]:
     """The points in chunks that are differentiated together; one chunk unless f is pointwise."""
-    if not is_pointwise(f):
+    if not alone(f, params, x):
         return [x]
     size = max(1, CHUNK_BYTES // (8 * recorded_calls(f, params, x).numbers_per_point(params)))
     S = num_points(x)
@@ -182,13 +186,13 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
 def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
     """J in factored form, differentiable in ``params``.
 
-    If an output depends on its own point alone (unless BatchNorm or dropout is active) this takes
-    one forward and K reverse passes over the batch, otherwise S·K of them.
+    If an output depends on its own point alone (:func:`alone`) this takes one forward and K reverse
+    passes over the batch, otherwise S·K of them.
     """
     check_replaceable(f, "reverse")
     params = params if torch.is_grad_enabled() else detached(params)
     with torch.enable_grad():
-        if is_pointwise(f):
+        if alone(f, params, x):
             calls = recorded_calls(f, params, x)
             try:
                 return factor(f, params, x, calls)
@@ -378,27 +382,47 @@ class Calls(NamedTuple):
         return total
 
 
-_recorded: WeakKeyDictionary[Any, dict[Any, Calls]] = WeakKeyDictionary()
+_recorded: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def alone(f: ModelFn, params: Params, x: Inputs) -> bool:
+    """Whether the output at the first point is the same with other points after it; cached."""
+    if not is_pointwise(f) or num_points(x) == 1 or torch.compiler.is_compiling():
+        return is_pointwise(f)
+    known, key = _recorded_of(getattr(f, "_call", f)), (alone, getattr(f, "modes", ()))
+    if key not in known:
+        with torch.no_grad():
+            out = outputs(f, params, x)
+            try:
+                repeated = tree_map(lambda t: t[:1].repeat_interleave(len(t), 0), x)
+                change = number((outputs(f, params, repeated) - out)[0].norm())
+            except InputError:  # such as a factorization of equal points
+                change = math.nan
+        size = number(out.norm(dim=1).mean())
+        if size is None or change is None or not math.isfinite(size):
+            return True  # not known yet
+        known[key] = change <= 1e-3 * size
+    return bool(known[key])
 
 
 def recorded_calls(f: ModelFn, params: Params, x: Inputs) -> Calls:
     """How the parameters enter f, from a pass at one point; kept for points of this shape."""
     known = _recorded_of(f)
-    leaves = [x] if isinstance(x, Tensor) else tree_leaves(x)
-    shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    first = take_points(x, slice(0, 1)) if alone(f, params, x) else x
+    leaves = [first] if isinstance(first, Tensor) else tree_leaves(first)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     key = (tuple((n, p.shape) for n, p in params.items()), getattr(f, "modes", ()), shapes)
     if key not in known:
         replay = NoiseReplay(f, params)
-        first = take_points(x, slice(0, 1)) if is_pointwise(f) else x
         try:
             known[key] = record(lambda: flat(f(params, first), first), params)
         except FAILURES as error:
             explain(error, f, x)
         replay()
-    return known[key]
+    return known[key]  # type: ignore[no-any-return]
 
 
-def _recorded_of(f: ModelFn) -> dict[Any, Calls]:
+def _recorded_of(f: ModelFn) -> dict[Any, Any]:
     try:
         return _recorded.setdefault(f, {})
     except TypeError:  # f has no weak references

@@ -35,12 +35,11 @@ from fsmap.functional import (
     fits,
     free_bytes,
     holds,
-    is_pointwise,
     num_points,
     number,
 )
 from fsmap.linalg.estimators import exact
-from fsmap.linalg.jacobian import linearize, recorded_calls, written_out
+from fsmap.linalg.jacobian import alone, linearize, recorded_calls, written_out
 from fsmap.linalg.metric import Metric, Site, resolve
 from fsmap.linalg.slq import rounding_at_most, slq
 from fsmap.types import Estimate, Inputs, ModelFn, Params
@@ -206,7 +205,7 @@ class Sizes(NamedTuple):
 def sizes(f: ModelFn, params: Params, x: Inputs) -> Sizes:
     """Sizes from a pass at one point."""
     calls, S, P = recorded_calls(f, params, x), num_points(x), count(params)
-    if not is_pointwise(f):
+    if not alone(f, params, x):
         rows = calls.outputs
         return Sizes(rows, P, 8 * (3 * rows * P + 6 * rows**2))
     rows = S * calls.outputs

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -295,7 +296,7 @@ def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
     LU, pivots = torch.linalg.lu_factor(A)
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
     swaps = pivots != torch.arange(1, A.shape[-1] + 1, device=A.device)
-    sign = torch.where(swaps.sum(-1) % 2 == 0, 1.0, -1.0) * diagonal.sign().prod(-1)
+    sign = torch.where(swaps.sum(-1) % 2 == 0, 1.0, -1.0) * diagonal.sgn().prod(-1)
     log = diagonal.abs().log().sum(-1)
     return linalg_slogdet((sign.to(A.dtype), log))  # type: ignore[no-any-return]
 
@@ -309,7 +310,16 @@ def det(A: Tensor) -> Tensor:
 def logdet(A: Tensor) -> Tensor:
     """``torch.logdet``: nan where the determinant is negative."""
     sign, log = slogdet(A)
-    return torch.where(sign < 0, math.nan, log)
+    return sign.log() + log if A.is_complex() else torch.where(sign < 0, math.nan, log)
+
+
+def householder_product(A: Tensor, tau: Tensor) -> Tensor:
+    """``torch.linalg.householder_product`` as I − VTVᴴ, with T⁻¹ = diag(1/τ) + triu(VᴴV, 1)."""
+    identity = torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device)
+    V, tau = (A.tril(-1) + identity)[..., : tau.shape[-1]], tau[..., None]
+    system, right = tau * (V.mH @ V).triu(1), tau * V[..., : A.shape[-1], :].mH
+    TV = torch.linalg.solve_triangular(system, right, upper=True, unitriangular=True)
+    return torch.sub(identity, V @ TV)
 
 
 def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
@@ -318,11 +328,23 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     return torch.cholesky_solve(identity.expand_as(L), L, upper=upper)
 
 
+def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """``torch.select_scatter``, whose rule for ``vmap`` is wrong."""
+    place = torch.arange(input.shape[dim], device=input.device) == index % input.shape[dim]
+    place = place.reshape([-1] + [1] * (input.ndim - 1 - dim % input.ndim))
+    return torch.where(place, src.unsqueeze(dim), input)
+
+
 def embedding(
     input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **options: Any
 ) -> Tensor:
-    """``F.embedding``: as in reverse mode, the row of padding is a constant."""
-    out = F.embedding(input, weight, padding_idx, *args, **options)
+    """``F.embedding`` with its own derivative: dense, and not scaled by frequency.
+
+    As in reverse mode, the row of padding is a constant.
+    """
+    options |= dict(zip(("max_norm", "norm_type"), args, strict=False))
+    options |= {"scale_grad_by_freq": False, "sparse": False}
+    out = F.embedding(input, weight, padding_idx, **options)
     if padding_idx is None:
         return out
     return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
@@ -333,13 +355,16 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
 
 
-def _refuse(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Raise if a gradient through forward mode would be wrong without an error."""
+def _refuse(name: str) -> Callable[..., Any]:
+    """Raise where R or its gradient in forward mode would be wrong without an error."""
 
-    def call(*args: Any, **options: Any) -> Tensor:
+    def call(*args: Any, **options: Any) -> Any:
+        given = [a for a in (*args, *options.values()) if isinstance(a, str)]
+        if "scatter" in name and given != ["prod"]:
+            return getattr(Tensor, name)(*args, **options)
         raise ForwardModeError(
-            f"torch.linalg.{function.__name__} has a wrong derivative in forward mode. Use the "
-            "estimator 'fd_central', which needs forward passes only."
+            f"torch's {name} has a wrong derivative in forward mode. Use the estimator "
+            "'fd_central', which needs forward passes only."
         )
 
     return call
@@ -365,27 +390,43 @@ def _in_torchs_order(function: Callable[..., Tensor], switch: str) -> Callable[.
     return call
 
 
+def _by_name(table: dict[str, Callable[..., Any]]) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Replacements by functions: of torch, its tensors, and ``torch.ops.aten`` (torch.export)."""
+    found: dict[Callable[..., Any], Callable[..., Any]] = {}
+    for place in (F, torch, Tensor, torch._C._nn, torch._C._linalg, torch.ops.aten):  # type: ignore[attr-defined]
+        for name in filter(partial(hasattr, place), table):
+            function: Any = getattr(place, name)
+            overloads = [getattr(function, o) for o in getattr(function, "overloads", list)()]
+            found |= dict.fromkeys([function, *overloads], table[name])
+    return found
+
+
+LAYERS = (layer_norm, glu, hardsigmoid, weight_norm, select_scatter)
+SAME = (*LAYERS, slogdet, det, logdet, cholesky_inverse, householder_product)
+NAMES: dict[str, Callable[..., Any]] = {
+    **{start + f.__name__: f for f in SAME for start in ("", "_", "linalg_")},
+    "batch_norm": _in_torchs_order(batch_norm, "training"),
+    "instance_norm": _in_torchs_order(instance_norm, "use_input_stats"),
+    "native_layer_norm": _native_layer_norm,
+    "linalg_solve": solve,
+    "orgqr": householder_product,
+    "embedding": lambda weight, indices, padding_idx=-1, *_: embedding(
+        indices, weight, padding_idx if padding_idx >= 0 else None
+    ),
+}
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dict.fromkeys((F.layer_norm, torch.layer_norm), layer_norm),
+    **_by_name(NAMES),
     F.batch_norm: batch_norm,
     F.instance_norm: instance_norm,
-    torch.batch_norm: _in_torchs_order(batch_norm, "training"),
-    torch.instance_norm: _in_torchs_order(instance_norm, "use_input_stats"),
-    torch.native_layer_norm: _native_layer_norm,
-    F.glu: glu,
-    torch._weight_norm: weight_norm,
-    torch.linalg.solve: solve,
-    **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), slogdet),
-    **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), det),
-    **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
-    **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), cholesky_inverse),
     F.embedding: embedding,
     F.dropout: dropout,
-    F.hardsigmoid: hardsigmoid,
 }
-
-WRONG = (torch.linalg.householder_product, torch.linalg.tensorsolve, torch.linalg.solve_ex)
-REFUSED = {function: _refuse(function) for function in WRONG}
+WRONG = (
+    "linalg_tensorsolve linalg_solve_ex _linalg_solve_ex triangular_solve _linalg_det "
+    "_linalg_slogdet native_batch_norm _native_batch_norm_legit "
+    "_native_batch_norm_legit_functional scatter_reduce scatter_reduce_"
+)
+REFUSED = _by_name({name: _refuse(name) for name in WRONG.split()})
 """Functions that are not replaced, and whose forward mode has a wrong derivative (torch 2.13)."""
 
 

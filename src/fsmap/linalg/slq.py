@@ -28,7 +28,6 @@ from fsmap.functional import (
     count,
     detached,
     flat,
-    is_pointwise,
     num_points,
     number,
     ravel,
@@ -36,7 +35,7 @@ from fsmap.functional import (
 )
 from fsmap.linalg import probes as draw
 from fsmap.linalg.estimators import over_probes
-from fsmap.linalg.jacobian import jvp, linearize, recorded_calls, vjp
+from fsmap.linalg.jacobian import alone, jvp, linearize, recorded_calls, vjp
 from fsmap.linalg.metric import Site
 from fsmap.types import Estimate, Params
 
@@ -193,7 +192,7 @@ def build(site: Site) -> Operator:
     with torch.no_grad():
         Q, P = site.resolve(site.output()).size, count(params)
     numbers = Q * P
-    if Q < P and is_pointwise(f):
+    if Q < P and alone(f, params, x):
         numbers = num_points(x) * recorded_calls(f, params, x).numbers_per_point(params)
     fits = min(Q, P) <= LARGEST_EXPLICIT and 8 * numbers <= FACTOR_BYTES
     return explicit(site) if fits else by_passes(site)

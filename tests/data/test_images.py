@@ -275,6 +275,8 @@ def test_one_image_in_six_is_test(tmp_path: Path):
     x = own.normalize(found.train.x)
     assert x.mean().abs() < 0.1
     assert (x.std() - 1).abs() < 0.1
+    few = load_task(f"{tmp_path}/photos", limit=5)  # the first images are of all classes
+    assert set(few.train.y.tolist()) == set(own.train.y[:5].tolist()) == {0, 1}
 
 
 def test_own_test_images_grey_and_sizes(tmp_path: Path):
@@ -285,6 +287,7 @@ def test_own_test_images_grey_and_sizes(tmp_path: Path):
     found = read_folder(f"{tmp_path}?size=8")
     assert found.train.x.shape == (18, 1, 8, 8)
     assert len(found.test.x) == 4
+    assert set(found.test.y[:2].tolist()) == {0, 1}
 
 
 def test_folders_that_are_refused(tmp_path: Path):

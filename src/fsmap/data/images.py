@@ -179,8 +179,8 @@ def generate(shape: tuple[int, ...], number: int, *, seed: int) -> Images:
 class ImageFolder(NamedTuple):
     """The images of a folder."""
 
-    train: Images
-    test: Images
+    train: Images  # class by class
+    test: Images  # in random order
     classes: tuple[str, ...]
     normalize: Normalization
 
@@ -206,12 +206,11 @@ def read_folder(data: str) -> ImageFolder:
         )
     pixels = _pixels([file for one in listed for file, _ in one], size)
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    cut = max(1, len(labels) // TEST_SHARE)
+    train, test = order[cut:].sort().values, order[:cut]
     if len(parts) == 2:
-        train, test = torch.arange(len(labels)).tensor_split([len(listed[0])])
-    else:
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        cut = max(1, len(labels) // TEST_SHARE)
-        test, train = order[:cut].sort().values, order[cut:].sort().values
+        train, test = torch.arange(len(listed[0])), order[order >= len(listed[0])]
     some = pixels[train][:: max(1, len(train) // 2_000)].float() / 255
     mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3)).clamp_min(1e-3)
     normalize = Normalization(tuple(mean.tolist()), tuple(std.tolist()))
@@ -421,6 +420,7 @@ class ImageSet(NamedTuple):
     foreign: str = ""  # the default out-of-distribution set
     classes: int = 10
     ordered: bool = False  # hold out the first training images, whatever split_seed is
+    by_class: bool = False  # the training images are sorted by class
 
 
 FASHION, MNIST = Normalization((0.2861,), (0.3530,)), Normalization((0.1307,), (0.3081,))
@@ -554,7 +554,7 @@ def facts_of(data: str) -> ImageSet:
         folder = read_folder(data)
         shape: Any = tuple(folder.train.x.shape[1:])
         size, classes = len(folder.train.x), len(folder.classes)
-        return ImageSet(shape, folder.normalize, False, size, classes=classes)
+        return ImageSet(shape, folder.normalize, False, size, classes=classes, by_class=True)
     return SETS[_name(data)]
 
 
@@ -580,5 +580,6 @@ def _held_out(
     order = torch.arange(available)
     if not facts.ordered:
         order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
-    rest, held_out = order[valid:].sort().values, order[:valid].sort().values
+    held_out, rest = order[:valid].sort().values, order[valid:]
+    rest = rest if facts.by_class else rest.sort().values  # the first ones are of all classes
     return train.take(rest[:limit]), train.take(held_out)

@@ -86,7 +86,8 @@ def write_table(columns: Mapping[str, Sequence[Any]]) -> str:
 
 def _quoted(cell: Any) -> Any:
     """Put an apostrophe before text that a spreadsheet would execute as a formula."""
-    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
+    risky = isinstance(cell, str) and FORMULA.match(cell) and not _is_number(cell)
+    return f"'{cell}" if risky else cell
 
 
 def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]]]:

@@ -31,6 +31,7 @@ from fsmap.data.images import (
     white_noise,
 )
 from fsmap.errors import InputError, MissingDataError
+from fsmap.images import load_model
 
 RNG = np.random.default_rng(0)
 
@@ -310,3 +311,13 @@ def test_a_run_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*words, "--reg-nats", "0.05", "--out", out]) == 0
     assert "0.05 nats" in capsys.readouterr().out
     assert main(["assess", out, "--device", "cpu", "--points", "4"]) == 0
+    photos.rename(tmp_path / "moved")
+    read_folder.cache_clear()
+    module, progress = load_model(out)  # needs no photos
+    images = progress["images"]
+    assert (images["names"], images["shape"], len(images["mean"])) == (
+        ["cat", "dog"],
+        [3, 12, 12],
+        3,
+    )
+    assert module(torch.zeros(1, 3, 12, 12)).shape == (1, 2)

@@ -420,7 +420,9 @@ class ImageSet(NamedTuple):
     foreign: str = ""  # the default out-of-distribution set
     classes: int = 10
     ordered: bool = False  # hold out the first training images, whatever split_seed is
-    by_class: bool = False  # the training images are sorted by class
+    names: tuple[
+        str, ...
+    ] = ()  # of the classes of a folder; its training images are sorted by them
 
 
 FASHION, MNIST = Normalization((0.2861,), (0.3530,)), Normalization((0.1307,), (0.3081,))
@@ -446,6 +448,7 @@ class ImageTask(NamedTuple):
     augment: Augmentation | None
     classes: int
     px: EvaluationSet | None
+    names: tuple[str, ...] = ()  # of the classes of a folder
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -527,6 +530,7 @@ def load_task(
         Augmentation() if flips else None,
         facts.classes,
         evaluation,
+        facts.names,
     )
 
 
@@ -553,8 +557,8 @@ def facts_of(data: str) -> ImageSet:
     if is_folder(data):
         folder = read_folder(data)
         shape: Any = tuple(folder.train.x.shape[1:])
-        size, classes = len(folder.train.x), len(folder.classes)
-        return ImageSet(shape, folder.normalize, False, size, classes=classes, by_class=True)
+        size, names = len(folder.train.x), folder.classes
+        return ImageSet(shape, folder.normalize, False, size, classes=len(names), names=names)
     return SETS[_name(data)]
 
 
@@ -581,5 +585,5 @@ def _held_out(
     if not facts.ordered:
         order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
     held_out, rest = order[:valid].sort().values, order[valid:]
-    rest = rest if facts.by_class else rest.sort().values  # the first ones are of all classes
+    rest = rest if facts.names else rest.sort().values  # the first ones are of all classes
     return train.take(rest[:limit]), train.take(held_out)

@@ -63,8 +63,9 @@ class ImageRun:
         self.device = torch.device(device)
         px = settings.px if settings.regularized else None
         self.task = (task or build.load_data(settings, data_dir, px)).to(self.device)
+        images = build.describe_images(self.task)
         if module is None:
-            module = build.build_model(settings, data_dir=data_dir)
+            module = build.build_model(settings, images, data_dir=data_dir)
         if not module.training:
             module.train()
         self.module = build.place(module, settings, self.device)
@@ -89,6 +90,7 @@ class ImageRun:
         self.config = {
             "kind": "images",
             "settings": settings.describe(),
+            "images": images,
             "data": (task or self.task).fingerprint() if self.path else {},
         }
         if self.path is not None and self.path.exists():
@@ -209,7 +211,8 @@ class ImageRun:
                 "folder (--out), or delete it."
             )
         saved = checkpoint.load(path)
-        checkpoint.check_same_run(path, saved.config, self.config)
+        images = {"images": self.config["images"]}  # older files have none
+        checkpoint.check_same_run(path, images | saved.config, self.config)
         with checkpoint.readable(path), torch.no_grad():
             for name, kind in PROGRESS.items():
                 setattr(self, name, kind(saved.progress[name]))

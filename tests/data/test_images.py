@@ -291,6 +291,12 @@ def test_own_test_images_grey_and_sizes(tmp_path: Path):
     assert set(found.test.y[:2].tolist()) == {0, 1}
 
 
+def test_a_folder_with_the_name_of_a_set_does_not_hide_it(tmp_path, monkeypatch):
+    photos_in(tmp_path / "fmnist")
+    monkeypatch.chdir(tmp_path)
+    assert [load_task(name, generated=True).classes for name in ("fmnist", "./fmnist")] == [10, 2]
+
+
 def test_folders_that_are_refused(tmp_path: Path):
     (tmp_path / "only").mkdir()
     with pytest.raises(MissingDataError, match="classes"):

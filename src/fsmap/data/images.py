@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from fsmap.data.catalogue import Folder, find, locate
+from fsmap.data.catalogue import Folder, catalogue, find, locate
 from fsmap.errors import InputError, MissingDataError, require
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -186,9 +186,10 @@ class ImageFolder(NamedTuple):
 
 
 def is_folder(data: str) -> bool:
-    """Whether a data set is named by a path and not by a name of the catalogue."""
+    """Whether a data set is named by a path; a name of the catalogue wins over a folder."""
     path = data.partition("?")[0]
-    return "/" in path or "\\" in path or Path(path).is_dir()
+    names = (name for one in catalogue().values() for name in (one.name, *one.aliases))
+    return "/" in path or "\\" in path or (path.lower() not in names and Path(path).is_dir())
 
 
 @lru_cache(maxsize=2)

@@ -51,9 +51,9 @@ def test_trailing_separators_and_latin_1(written):
 
 
 def test_a_text_that_would_be_a_formula_is_quoted():
-    text = write_table({"prediction": ["=1+1", "plain"], "p(=1+1)": [0.5, -0.5]})
-    assert text.splitlines() == ["prediction,p(=1+1)", "'=1+1,0.5", "plain,-0.5"]
-    assert write_table({"p": ["-1", "+1", "-1+cmd"]}) == "p\n-1\n+1\n'-1+cmd\n"
+    text = write_table({"prediction": ["=HYPERLINK(1)", "@cmd|x"], "p(=1)": [0.5, -0.5]})
+    assert text.splitlines() == ["prediction,p(=1)", "'=HYPERLINK(1),0.5", "'@cmd|x,-0.5"]
+    assert write_table({"p": ["-1", "+", "-", "=a"]}) == "p\n-1\n+\n-\n=a\n"
 
 
 def test_a_nameless_first_column_is_an_index(written):

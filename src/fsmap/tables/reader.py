@@ -35,7 +35,7 @@ SIGNATURES = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-FORMULA = re.compile(r"[=+@\t\r-]")  # a spreadsheet executes text that begins with one of these
+FORMULA = re.compile(r"[=+@\t\r-].*[(|!]", re.DOTALL)  # a spreadsheet may call what it names
 
 
 class Table(NamedTuple):
@@ -87,9 +87,8 @@ def write_table(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _quoted(cell: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet would execute as a formula."""
-    risky = isinstance(cell, str) and FORMULA.match(cell) and not _is_number(cell)
-    return f"'{cell}" if risky else cell
+    """Put an apostrophe before text that a spreadsheet could execute."""
+    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
 def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]], list[str]]:

@@ -278,6 +278,11 @@ def test_one_image_in_six_is_test(tmp_path: Path):
     assert (x.std() - 1).abs() < 0.1
     few = load_task(f"{tmp_path}/photos", limit=5)  # the first images are of all classes
     assert set(few.train.y.tolist()) == set(own.train.y[:5].tolist()) == {0, 1}
+    for file in list((tmp_path / "photos" / "cat").iterdir())[1:]:
+        file.unlink()
+    read_folder.cache_clear()
+    for seed in range(20):  # the only cat is for training
+        assert 0 in load_task(f"{tmp_path}/photos", valid=1, split_seed=seed).train.y
 
 
 def test_own_test_images_grey_and_sizes(tmp_path: Path):

@@ -1,8 +1,8 @@
 """Images as uint8 tensors: reading, splitting, label noise, augmentation, and p_X of an image task.
 
 A set is a name of the catalogue or a folder with one sub-folder per class: ``folder/class/*.png``
-(a sixth of the images becomes the test set, always the same ones), or ``folder/train/class/*.png``
-with ``folder/test/class/*.png``. Images that all have one size keep it; others are scaled and
+(a sixth of each class becomes the test set), or ``folder/train/class/*.png`` with
+``folder/test/class/*.png``. Images that all have one size keep it; others are scaled and
 cropped to a square of ``?size=N`` pixels: ``photos?size=64``.
 
 p_X is ``train`` (the training images), the name of another set (``kmnist``, ``cifar100``, …),
@@ -179,8 +179,8 @@ def generate(shape: tuple[int, ...], number: int, *, seed: int) -> Images:
 class ImageFolder(NamedTuple):
     """The images of a folder."""
 
-    train: Images  # class by class
-    test: Images  # in random order
+    train: Images
+    test: Images
     classes: tuple[str, ...]
     normalize: Normalization
 
@@ -207,16 +207,27 @@ def read_folder(data: str) -> ImageFolder:
         )
     pixels = _pixels([file for one in listed for file, _ in one], size)
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     cut = max(1, len(labels) // TEST_SHARE)
-    train, test = order[cut:].sort().values, order[:cut]
     if len(parts) == 2:
-        train, test = torch.arange(len(listed[0])), order[order >= len(listed[0])]
+        cut, order = len(listed[0]), torch.arange(len(labels))
+        train, test = order[:cut], order[cut:][mixed(labels[cut:], seed=0)]
+    else:
+        test, train = mixed(labels, seed=0).tensor_split([cut])
     some = pixels[train][:: max(1, len(train) // 2_000)].float() / 255
     mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3)).clamp_min(1e-3)
     normalize = Normalization(tuple(mean.tolist()), tuple(std.tolist()))
     images = Images(pixels, labels)
     return ImageFolder(images.take(train), images.take(test), classes, normalize)
+
+
+def mixed(y: Tensor, seed: int) -> Tensor:
+    """Rows in random order, so that each class has about its share of the first N, for any N."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(y), generator=generator)
+    order, counts = order[y[order].sort(stable=True).indices], y.bincount()  # class by class
+    rank = torch.arange(len(y)) - (counts.cumsum(0) - counts)[y[order]]
+    jitter = torch.rand(len(y), generator=generator, dtype=torch.float64)
+    return order[((rank + 0.25 + jitter / 2) / counts[y[order]]).argsort(stable=True)]
 
 
 def _folder_and_size(data: str) -> tuple[Path, int | None]:
@@ -421,9 +432,7 @@ class ImageSet(NamedTuple):
     foreign: str = ""  # the default out-of-distribution set
     classes: int = 10
     ordered: bool = False  # hold out the first training images, whatever split_seed is
-    names: tuple[
-        str, ...
-    ] = ()  # of the classes of a folder; its training images are sorted by them
+    names: tuple[str, ...] = ()  # of the classes of a folder
 
 
 FASHION, MNIST = Normalization((0.2861,), (0.3530,)), Normalization((0.1307,), (0.3081,))
@@ -582,9 +591,11 @@ def _held_out(
         valid = valid if limit is None else min(valid, max(1, limit // 5))
     if not 0 <= valid < available:
         raise InputError(f"valid must be 0 to {available - 1} of {available} images, got {valid}")
+    if facts.names:
+        held_out, rest = mixed(train.y, seed).tensor_split([valid])
+        return train.take(rest[:limit]), train.take(held_out)
     order = torch.arange(available)
     if not facts.ordered:
         order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
-    held_out, rest = order[:valid].sort().values, order[valid:]
-    rest = rest if facts.names else rest.sort().values  # the first ones are of all classes
+    rest, held_out = order[valid:].sort().values, order[:valid].sort().values
     return train.take(rest[:limit]), train.take(held_out)

@@ -322,6 +322,10 @@ def test_a_run_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*words, "--reg-nats", "0.05", "--out", out]) == 0
     assert "0.05 nats" in capsys.readouterr().out
     assert main(["assess", out, "--device", "cpu", "--points", "4"]) == 0
+    Image.new("RGB", (12, 12)).save(photos / "cat" / "new.png")
+    read_folder.cache_clear()
+    assert main(["assess", out, "--device", "cpu"]) == 2
+    assert "trained on other images" in capsys.readouterr().err
     photos.rename(tmp_path / "moved")
     read_folder.cache_clear()
     module, progress = load_model(out)  # needs no photos

@@ -339,8 +339,9 @@ def load_model(
 
     Returns:
         The module in ``eval()`` mode, and the progress of its run: ``step``, ``history``,
-        ``reg_strength``, under ``settings`` the :class:`ImageSettings` it was made with, and under
-        ``images`` their shape, classes, normalization and, of a folder, the names of the classes.
+        ``reg_strength``, under ``settings`` the :class:`ImageSettings` it was made with, under
+        ``images`` their shape, classes, normalization and, of a folder, the names of the classes,
+        and under ``data`` their checksums.
 
     Raises:
         CheckpointError: If it is damaged, not of an image run, of another model, or of a model that
@@ -368,11 +369,10 @@ def load_model(
         )
     if isinstance(model, str) and model != settings.model:
         raise CheckpointError(f"{path} is of {settings.model!r}, not of {model!r}")
-    images: Any = saved.config.get("images")  # older files have none
-    if images is None:
-        images = {} if isinstance(model, nn.Module) else describe_images(facts_of(settings.data))
-    else:
-        with checkpoint.readable(path):
+    with checkpoint.readable(path):
+        data = dict(saved.config["data"])
+        images: Any = saved.config.get("images")  # older files have none
+        if images is not None:
             _check_images(images)
     module = model if isinstance(model, nn.Module) else build_model(settings, images, initial=False)
     state = saved.group("params") | saved.group("buffers")
@@ -381,4 +381,4 @@ def load_model(
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not hold the weights of this model: {error}") from error
     module = place(module, settings, torch.device(device)).eval()
-    return module, {**saved.progress, "settings": settings, "images": images}
+    return module, {**saved.progress, "settings": settings, "images": images, "data": data}

@@ -302,6 +302,23 @@ def test_a_folder_with_the_name_of_a_set_does_not_hide_it(tmp_path, monkeypatch)
     assert [load_task(name, generated=True).classes for name in ("fmnist", "./fmnist")] == [10, 2]
 
 
+def test_16_bits_and_orientation(tmp_path: Path):
+    for name, bits in (("a", np.uint16), ("b", np.uint8)):  # as a camera writes them: rotated
+        shades = np.arange(4, dtype=bits).reshape(2, 2).repeat(4, 0).repeat(4, 1)
+        picture, exif = (
+            Image.fromarray(shades * (64 * 2 ** (shades.itemsize * 8 - 8))),
+            Image.Exif(),
+        )
+        exif[0x0112] = 6
+        (tmp_path / name).mkdir()
+        picture.save(tmp_path / name / "0.png", exif=exif)
+    images = torch.cat([part.x for part in read_folder(str(tmp_path))[:2]])
+    assert images[:, 0, ::4, ::4].tolist() == [[[128, 0], [192, 64]]] * 2
+    Image.fromarray(np.zeros((8, 8), dtype=np.float32)).save(tmp_path / "a" / "f.tif")
+    with pytest.raises(InputError, match="32 bits"):
+        read_folder(f"{tmp_path}?size=8")
+
+
 def test_folders_that_are_refused(tmp_path: Path):
     (tmp_path / "only").mkdir()
     with pytest.raises(MissingDataError, match="classes"):

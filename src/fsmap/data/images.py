@@ -33,7 +33,7 @@ from fsmap.data.catalogue import Folder, catalogue, find, locate
 from fsmap.errors import InputError, MissingDataError, require
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-GREY = ("1", "L", "LA", "I;16")  # modes of Pillow
+GREY = ("1", "L", "LA")  # modes of Pillow
 TEST_SHARE = 6  # one image in six, in a folder without a test folder
 CIFAR100_TEST = 10_000
 CLASSES = 10  # of generated images
@@ -257,9 +257,14 @@ def _pixels(files: list[Path], size: int | None) -> Tensor:
     for file in files:
         try:
             with image.open(file) as opened:
-                picture = opened.convert("L" if opened.mode in GREY else "RGB")
+                picture = ops.exif_transpose(opened)
         except OSError as error:
             raise InputError(f"{file} cannot be read as an image: {error}") from error
+        if picture.mode.startswith("I;16"):  # 16 bits: keep the upper 8, as for colours
+            picture = image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+        if picture.mode in ("I", "F"):
+            raise InputError(f"{file} has 32 bits a pixel. Convert it to 8 or 16 bits.")
+        picture = picture.convert("L" if picture.mode in GREY else "RGB")
         found.append(np.asarray(ops.fit(picture, (size, size)) if size else picture))
     sizes = sorted({pixels.shape[:2] for pixels in found})
     if len(sizes) > 1:

@@ -27,7 +27,7 @@ from fsmap.train import checkpoint
 from fsmap.train.loop import Schedule
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
-TIME_EVERY = 5  # steps between looks at the clock
+CLOCK_EVERY = 5  # steps between checks of the elapsed time
 CHECK_EVERY = 100  # steps between checks whether the numbers are finite
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 PROGRESS: dict[str, Any] = {"step": int, "reg_strength": float, "seconds": float, "history": list}
@@ -283,7 +283,7 @@ class ImageRun:
 
     def _over(self, start: float, max_seconds: float) -> bool:
         """Whether to stop: time is up for any process, or :meth:`stop` was called."""
-        if max_seconds == math.inf or self.step % TIME_EVERY:
+        if max_seconds == math.inf or self.step % CLOCK_EVERY:
             return self._stopping
         late = torch.tensor(float(time.perf_counter() - start > max_seconds), device=self.device)
         self.group.average([late])

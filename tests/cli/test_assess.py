@@ -89,7 +89,7 @@ def test_cifar10_1_is_refused_with_how_to_get_it(checkpoint, no_data, capsys):
 
 
 def test_landscape_looks_at_all_networks_first(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("fsmap.cli.landscape._walk", lambda *_: pytest.fail("walked"))
+    monkeypatch.setattr("fsmap.cli.landscape.walk", lambda *_: pytest.fail("walked"))
     assert main(["landscape", str(checkpoint), str(tmp_path / "nosuch")]) == 2
 
 

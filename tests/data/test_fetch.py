@@ -202,9 +202,6 @@ def test_a_download_has_an_end(server, monkeypatch, path, words):
     monkeypatch.setattr(fetch, "SLOWEST", 1e9)
     with pytest.raises(fetch.UnreachableError, match=words):
         fetch.read_url(f"{server}/{path}", 100_000)
-
-
-def test_the_downloader_names_the_address():
     with pytest.raises(fetch.UnreachableError, match="cannot download http://127.0.0.1:9/x"):
         fetch.read_url("http://127.0.0.1:9/x", 10)
 

@@ -21,10 +21,7 @@ from fsmap.errors import InputError, MissingDataError
 OPTIONS = {
     "action ACTION?": ({"choices": ("list", "get", "check")}, "list (default), get, check", "list"),
     "names NAME*": (str, "data sets (default: all); uci: the eight tables of Table 1"),
-    "--data-dir DIR": (
-        Path,
-        "where to look first; get: where to put what is in no folder yet (the cache)",
-    ),
+    "--data-dir DIR": (Path, "first folder to look in; get: for sets not here (the cache)"),
 }
 
 

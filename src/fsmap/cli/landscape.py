@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise InputError("the same network is given twice")
     loaded = {str(path): load_classifier(path, arguments) for path in arguments.checkpoints}
     make_folder(arguments.out)
-    found = {name: walk(name, *one, arguments) for name, one in loaded.items()}
+    found = {name: _walk(name, *one, arguments) for name, one in loaded.items()}
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}
     write_whole(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")
     with style():
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     cli.say(f"{arguments.out}/landscape.json, .svg and .png written")
 
 
-def walk(
+def _walk(
     name: str, module: nn.Module, progress: dict[str, Any], arguments: argparse.Namespace
 ) -> Landscape:
     device = next(module.parameters()).device

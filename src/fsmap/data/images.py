@@ -207,12 +207,11 @@ def read_folder(data: str) -> ImageFolder:
         )
     pixels = _pixels([file for one in listed for file, _ in one], size)
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
-    cut = max(1, len(labels) // TEST_SHARE)
     if len(parts) == 2:
-        cut, order = len(listed[0]), torch.arange(len(labels))
-        train, test = order[:cut], order[cut:][mixed(labels[cut:], seed=0)]
+        n = len(listed[0])
+        train, test = torch.arange(n), n + mixed(labels[n:], seed=0)
     else:
-        test, train = mixed(labels, seed=0).tensor_split([cut])
+        test, train = mixed(labels, seed=0).tensor_split([max(1, len(labels) // TEST_SHARE)])
     some = pixels[train][:: max(1, len(train) // 2_000)].float() / 255
     mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3)).clamp_min(1e-3)
     normalize = Normalization(tuple(mean.tolist()), tuple(std.tolist()))

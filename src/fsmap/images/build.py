@@ -139,13 +139,11 @@ def describe_images(images: ImageTask | ImageSet) -> dict[str, Any]:
 
 def _check_images(images: Mapping[str, Any]) -> None:
     """Raise if a description from a file is not one of :func:`describe_images`."""
-    shape, names, sizes = images["shape"], images["names"], [images["classes"], *images["shape"]]
-    fits = (
-        len(shape) == 3 and all(type(n) is int and 0 < n < 2**16 for n in sizes),
-        all(math.isfinite(number) for number in (*images["mean"], *images["std"])),
-        len(names) in (0, images["classes"]) and all(isinstance(name, str) for name in names),
-    )
-    if not all(fits):
+    names, sizes = images["names"], [images["classes"], *images["shape"]]
+    right = len(sizes) == 4 and all(type(n) is int and 0 < n < 2**16 for n in sizes)
+    right &= all(math.isfinite(number) for number in (*images["mean"], *images["std"]))
+    right &= {type(name) for name in names} <= {str} and len(names) in (0, sizes[0])
+    if not right:
         raise ValueError("its images are described wrongly")
 
 

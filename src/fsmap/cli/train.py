@@ -307,7 +307,7 @@ def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) 
     chosen: dict[str, Any] = (NATS if nats else {}) | (QUICK if arguments.quick else {})
     chosen |= {"precision": "bf16", "compile": True, "graph": True} if cuda else {}
     given = {name: getattr(arguments, name, None) for name in ImageSettings.__dataclass_fields__}
-    if is_folder(given["data"] or ""):
+    if given["data"] and is_folder(given["data"]):
         chosen.pop("generated", None)  # --quick uses the folder
     chosen |= {name: value for name, value in given.items() if value is not None}
     if chosen.get("clip") == 0:

@@ -99,10 +99,14 @@ def test_a_model_of_ones_own_is_repeated(tmp_path: Path, capsys: pytest.CaptureF
 def test_settings_that_nobody_knows(tmp_path: Path):
     folder = forged(tmp_path, "resnet18")
     saved = checkpoint.load(folder / FILE)
-    for settings in ({**saved.config["settings"], "exec": 1}, None, {"epochs": -1}):
-        config = {**saved.config, "settings": settings}
-        checkpoint.save(folder / FILE, saved._replace(config=config))
-        with pytest.raises(CheckpointError, match="settings"):
+    images = {"shape": [1, 28, 28], "mean": [0.5], "std": [1.0], "names": [], "classes": 2}
+    odd = [{"classes": n} for n in (0, 10**9, "2")] + [{"names": [1, 2]}, {"mean": ["x"]}]
+    wrong = [
+        {"settings": s} for s in ({**saved.config["settings"], "exec": 1}, None, {"epochs": -1})
+    ]
+    for change in (*wrong, *({"images": images | one} for one in odd), {"images": {}}, {"data": 3}):
+        checkpoint.save(folder / FILE, saved._replace(config=saved.config | change))
+        with pytest.raises(CheckpointError, match="settings|does not hold what"):
             load_model(folder)
 
 

@@ -46,7 +46,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         os.replace(partial, path)
     except BaseException as error:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)  # a full disk needs the room
+            partial.unlink(missing_ok=True)  # free the space on a full disk
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
@@ -163,13 +163,13 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 @functools.cache
-def commit(package: Path = PACKAGE) -> str:
+def commit() -> str:
     """The commit of the code that runs (``+dirty`` if files differ), else the version."""
     # A package installed below somebody else's checkout is not part of it: it is not tracked.
-    if _git("ls-files", "--error-unmatch", "errors.py", folder=package) is not None:
-        head = _git("rev-parse", "--short", "HEAD", folder=package)
+    if _git("ls-files", "--error-unmatch", "errors.py", folder=PACKAGE) is not None:
+        head = _git("rev-parse", "--short", "HEAD", folder=PACKAGE)
         if head:
-            changed = _git("status", "--porcelain", "--", ".", folder=package)
+            changed = _git("status", "--porcelain", "--", ".", folder=PACKAGE)
             return f"{head}+dirty" if changed else head
     try:
         return f"v{metadata.version('fsmap')}"

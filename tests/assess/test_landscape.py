@@ -49,11 +49,12 @@ def test_every_filter_has_the_network_s_norm(seeded: None, generator: torch.Gene
     assert sum(bool(d.any()) for d in found.values()) == 2
 
 
-def test_against_moved_copies(seeded: None):
+def test_against_moved_copies(seeded: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fsmap.assess.landscape.BATCH", 11)
     model = network()
     x, y = data()
     steps = torch.tensor([-1.0, 0.0, 0.5])
-    options = {"steps": steps, "directions": 3, "batch_size": 11}
+    options = {"steps": steps, "directions": 3}
     found = landscape(model, x, y, generator=torch.Generator().manual_seed(2), **options)
     assert model.training
     _, params = functional(model)

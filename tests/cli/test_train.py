@@ -44,6 +44,8 @@ def test_a_run(tmp_path, capsys):
     nats = [word for word in TINY if word not in ("--reg-strength", "1e-3")]
     assert main([*nats, "--epochs", "1", "--out", str(tmp_path / "nats")]) == 0
     assert "0.05 nats" in capsys.readouterr().out
+    assert main([*TINY, "--method", "ps-map"]) == 2
+    assert "not of ps-map" in capsys.readouterr().err
 
 
 def test_in_pieces(tmp_path, capsys):

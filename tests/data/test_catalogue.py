@@ -135,7 +135,7 @@ def test_list_says_where_it_is_and_where_it_is_looked_for(toy, capsys):
     assert main(["data", "list", "toy"]) == 0
     assert "fsmap data get toy" in capsys.readouterr().out
     put(toy / "shared")
-    assert main(["data"]) == 0
+    assert main(["data", "--data-dir", str(put(toy / "other", b"damaged"))]) == 0
     assert str(toy / "shared" / "toy") in capsys.readouterr().out
 
 

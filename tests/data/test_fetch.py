@@ -65,7 +65,7 @@ def source(monkeypatch):
                 raise fetch.UnreachableError("no network")
             return content
 
-        monkeypatch.setattr(fetch, "_download", download)
+        monkeypatch.setattr(fetch, "read_url", download)
 
     send(None)
     return send
@@ -201,12 +201,9 @@ def test_a_download_has_an_end(server, monkeypatch, path, words):
     monkeypatch.setattr(fetch, "TIMEOUT", 0.5)
     monkeypatch.setattr(fetch, "SLOWEST", 1e9)
     with pytest.raises(fetch.UnreachableError, match=words):
-        fetch._download(f"{server}/{path}", 100_000)
-
-
-def test_the_downloader_names_the_address():
+        fetch.read_url(f"{server}/{path}", 100_000)
     with pytest.raises(fetch.UnreachableError, match="cannot download http://127.0.0.1:9/x"):
-        fetch._download("http://127.0.0.1:9/x", 10)
+        fetch.read_url("http://127.0.0.1:9/x", 10)
 
 
 def shell(folder, name: str, script: str) -> None:

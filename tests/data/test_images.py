@@ -31,6 +31,7 @@ from fsmap.data.images import (
     white_noise,
 )
 from fsmap.errors import InputError, MissingDataError
+from fsmap.images import load_model
 
 RNG = np.random.default_rng(0)
 
@@ -91,21 +92,16 @@ def small(content: dict[str, bytes]) -> dict[str, catalogue.DataSet]:
 @pytest.mark.parametrize(
     ("name", "split", "shape"),
     [
-        ("fmnist", "train", (6, 1, 28, 28)),
-        ("kmnist", "test", (4, 1, 28, 28)),
-        ("kmnist-train", "train", (6, 1, 28, 28)),
-        ("cifar10", "train", (20, 3, 32, 32)),
-        ("cifar10", "test", (4, 3, 32, 32)),
-        ("cifar100", "all", (24, 3, 32, 32)),
+        *(("fmnist", "train", (6, 1, 28, 28)), ("kmnist", "test", (4, 1, 28, 28))),
+        *(("kmnist-train", "train", (6, 1, 28, 28)), ("cifar10", "train", (20, 3, 32, 32))),
+        *(("cifar10", "test", (4, 3, 32, 32)), ("cifar100", "all", (24, 3, 32, 32))),
         ("cifar10.1", "test", (4, 3, 32, 32)),
     ],
 )
 def test_every_format_is_read(folder: Path, name: str, split: str, shape: tuple[int, ...]):
     images = read_images(name, split, folder)
-    assert tuple(images.x.shape) == shape
-    assert images.x.dtype == torch.uint8
-    assert images.y.dtype == torch.int64
-    assert len(images.y) == shape[0]
+    assert (tuple(images.x.shape), len(images.y)) == (shape, shape[0])
+    assert (images.x.dtype, images.y.dtype) == (torch.uint8, torch.int64)
 
 
 def test_pixels_are_where_they_belong(folder: Path):
@@ -221,20 +217,17 @@ def test_mixtures():
     eight = found.draw((8,), torch.Generator().manual_seed(0))
     drawn = found.sample(8, torch.Generator().manual_seed(0))
     assert torch.equal(drawn, found.take(eight, torch.float64))
+    for text in ("", "train+", "0*train", "x*train", "-1*train"):
+        with pytest.raises(InputError, match="component"):
+            parse(text)
 
 
 def test_white_noise_is_fixed():
     one, two = white_noise((1, 28, 28), 100), white_noise((1, 28, 28), 100)
     assert torch.equal(one, two)
     assert abs(one.std() - 1) < 0.01
-    found = load_task("fmnist", generated=True, px="white-noise").px
-    assert len(found.sources[0].images) == 10_000
-
-
-@pytest.mark.parametrize("text", ["", "train+", "0*train", "x*train", "-1*train"])
-def test_mixtures_that_cannot_be_read(text: str):
-    with pytest.raises(InputError, match="component"):
-        parse(text)
+    found = load_task("fmnist", generated=True, px="white-noise").px.sources[0]
+    assert len(found.images) == 10_000
 
 
 def test_cifar100_is_split_in_file_order(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -275,6 +268,13 @@ def test_one_image_in_six_is_test(tmp_path: Path):
     x = own.normalize(found.train.x)
     assert x.mean().abs() < 0.1
     assert (x.std() - 1).abs() < 0.1
+    few = load_task(f"{tmp_path}/photos", limit=5)  # the first images are of all classes
+    assert set(few.train.y.tolist()) == set(own.train.y[:5].tolist()) == {0, 1}
+    for file in list((tmp_path / "photos" / "cat").iterdir())[1:]:
+        file.unlink()
+    read_folder.cache_clear()
+    for seed in range(20):  # the only cat is for training
+        assert 0 in load_task(f"{tmp_path}/photos", valid=1, split_seed=seed).train.y
 
 
 def test_own_test_images_grey_and_sizes(tmp_path: Path):
@@ -285,6 +285,30 @@ def test_own_test_images_grey_and_sizes(tmp_path: Path):
     found = read_folder(f"{tmp_path}?size=8")
     assert found.train.x.shape == (18, 1, 8, 8)
     assert len(found.test.x) == 4
+    assert set(found.test.y[:2].tolist()) == {0, 1}
+
+
+def test_a_folder_with_the_name_of_a_set_does_not_hide_it(tmp_path, monkeypatch):
+    photos_in(tmp_path / "fmnist")
+    monkeypatch.chdir(tmp_path)
+    assert [load_task(name, generated=True).classes for name in ("fmnist", "./fmnist")] == [10, 2]
+
+
+def test_16_bits_and_orientation(tmp_path: Path):
+    for name, bits in (("a", np.uint16), ("b", np.uint8)):  # as a camera writes them: rotated
+        shades = np.arange(4, dtype=bits).reshape(2, 2).repeat(4, 0).repeat(4, 1)
+        picture, exif = (
+            Image.fromarray(shades * (64 * 2 ** (shades.itemsize * 8 - 8))),
+            Image.Exif(),
+        )
+        exif[0x0112] = 6
+        (tmp_path / name).mkdir()
+        picture.save(tmp_path / name / "0.png", exif=exif)
+    images = torch.cat([part.x for part in read_folder(str(tmp_path))[:2]])
+    assert images[:, 0, ::4, ::4].tolist() == [[[128, 0], [192, 64]]] * 2
+    Image.fromarray(np.zeros((8, 8), dtype=np.float32)).save(tmp_path / "a" / "f.tif")
+    with pytest.raises(InputError, match="32 bits"):
+        read_folder(f"{tmp_path}?size=8")
 
 
 def test_folders_that_are_refused(tmp_path: Path):
@@ -303,7 +327,23 @@ def test_folders_that_are_refused(tmp_path: Path):
 def test_a_run_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     photos, out = photos_in(tmp_path / "photos"), str(tmp_path / "run")
     sizes = ["--width", "2", "--batch-size", "4", "--num-points", "4", "--epochs", "1"]
-    words = ["train", "--data", str(photos), *sizes, "--device", "cpu", "--silent"]
+    words = ["train", "--data", str(photos), *sizes, "--device", "cpu", "--silent", "--quick"]
     assert main([*words, "--reg-nats", "0.05", "--out", out]) == 0
-    assert "0.05 nats" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("0.05 nats", "class: cat 6, dog 7"))
+    assert "generated" not in said
     assert main(["assess", out, "--device", "cpu", "--points", "4"]) == 0
+    Image.new("RGB", (12, 12)).save(photos / "cat" / "new.png")
+    read_folder.cache_clear()
+    assert main(["assess", out, "--device", "cpu"]) == 2
+    assert "trained on other images" in capsys.readouterr().err
+    photos.rename(tmp_path / "moved")
+    read_folder.cache_clear()
+    module, progress = load_model(out)  # needs no photos
+    images = progress["images"]
+    assert (images["names"], images["shape"], len(images["mean"])) == (
+        ["cat", "dog"],
+        [3, 12, 12],
+        3,
+    )
+    assert module(torch.zeros(1, 3, 12, 12)).shape == (1, 2)

@@ -96,7 +96,4 @@ def test_a_column_that_is_constant_in_training_becomes_zero():
     parts = uci.split(table._replace(x=x), 0)
     assert torch.equal(parts.train.x, torch.zeros_like(parts.train.x))
     assert torch.isfinite(parts.test.x).all()
-
-
-def test_fewer_rows_for_quick_runs():
     assert sum(len(part.y) for part in uci.split(toy(), 0, max_rows=50)) == 50

@@ -119,6 +119,13 @@ def test_pipeline_grid_search_and_clone(prices):
     assert cross_val_score(LMAPRegressor(**FAST, random_state=0), X, y, cv=2).min() > 0.5
 
 
+@pytest.mark.parametrize("hidden", [np.int64(4), np.array([4])])
+def test_numpy_numbers(prices, hidden):
+    options = {"reg_strength": np.int64(0), "weight_decay": np.float32(0.5), "steps": np.int64(5)}
+    model = LMAPRegressor(method="l-map", hidden=hidden, **options).fit(*prices)
+    assert (model.weight_decay_, model.module_.members[0].sizes) == (0.5, (3, 4, 1))
+
+
 @pytest.mark.parametrize("rows", [2, 5])
 def test_few_rows(prices, kinds, rows):
     X, y = prices
@@ -134,6 +141,7 @@ def test_few_rows(prices, kinds, rows):
         ({**FAST, "steps": 0}, "steps must be an integer of at least 1, got 0"),
         ({**FAST, "reg_strength": 0.1, "reg_nats": 0.1}, "give one of them"),
         ({**FAST, "reg_strength": "auto", "reg_nats": -1}, "finite number"),
+        ({**FAST, "hidden": "big"}, "1 to 100,000 units each, got 'big'"),
         ({**FAST, "ensemble": 0}, "ensemble must be an integer of at least 1, got 0"),
         ({**FAST, "reg_strength": -1}, "finite number >= 0"),
         ({"px": "grid", **FAST}, "px must be 'normal', 'train' or a distribution"),

@@ -99,21 +99,22 @@ def git(folder, *arguments):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_commit_says_whether_the_package_was_changed(tmp_path):
+def test_the_commit_says_whether_the_package_was_changed(tmp_path, monkeypatch):
     package = tmp_path / "src" / "fsmap"
     package.mkdir(parents=True)
     (package / "errors.py").write_text("1")
+    monkeypatch.setattr(files, "PACKAGE", package)
     commit = files.commit.__wrapped__  # without its cache
     git(tmp_path, "init", "-q")
-    assert commit(package).startswith(("v", "unknown"))  # nothing is tracked yet
+    assert commit().startswith(("v", "unknown"))  # nothing is tracked yet
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "first")
     head = git(tmp_path, "rev-parse", "--short", "HEAD")
-    assert commit(package) == head
+    assert commit() == head
     (tmp_path / "notes.txt").write_text("beside the package")
-    assert commit(package) == head
+    assert commit() == head
     (package / "errors.py").write_text("2")
-    assert commit(package) == f"{head}+dirty"
+    assert commit() == f"{head}+dirty"
 
 
 COMMANDS = [

@@ -109,9 +109,9 @@ def test_columns_by_name_in_any_order_extra_ones_told(folder, here, capsys):
     with (here / "new.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["color", "town", "age", "size"], extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows([*rows, {}, rows[0]])
     code, out, err = run(capsys, "predict", folder / "houses.pt", "new.csv")
-    assert (code, out) == (0, expected)
+    assert (code, out.startswith(expected), out.count("\n")) == (0, True, 1 + 120 + 2)
     assert "columns that the model does not use: color" in err
 
 

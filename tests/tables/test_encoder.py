@@ -87,6 +87,11 @@ def test_a_lacking_column_at_prediction(known):
         learn(known, ["hight"])
 
 
+def test_all_rows_decide_what_a_column_is():
+    minutes = table(minute=["01", "01", "59", "59", "100", "120"])
+    assert learn(minutes, ["minute"], rows=slice(4)).names() == ["minute"]  # no codes
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [(["a"], "no column is left .* 'a': it is 'x' in every row"), ([], "There is only the target")],

@@ -41,15 +41,19 @@ def test_cells_without_a_value_are_none(written):
 
 def test_trailing_separators_and_latin_1(written):
     assert list(read_table(written("a,b,\n1,2,\n3,4,\n")).columns) == ["a", "b"]
-    assert read_table(written("a,b\n1,2,,\n3,4,,\n,,\n")).num_rows == 2
+    table = read_table(written("a,b\n1,2,,\n\n,\n3,4,,\n,,\n"))
+    assert table.columns["a"].tolist() == ["1", None, "3"]
+    assert table.notes == ("the last 1 of 4 rows have no values: left out",)
+    assert read_table(written('a\n1\n""\n2\n')).num_rows == 3
     table = read_table(written("name,n\nZürich,1\n".encode("latin-1")))
     assert table.columns["name"].tolist() == ["Zürich"]
     assert "Latin-1" in table.notes[0]
 
 
 def test_a_text_that_would_be_a_formula_is_quoted():
-    text = write_table({"prediction": ["=1+1", "plain"], "p(=1+1)": [0.5, -0.5]})
-    assert text.splitlines() == ["prediction,p(=1+1)", "'=1+1,0.5", "plain,-0.5"]
+    text = write_table({"prediction": ["=HYPERLINK(1)", "@cmd|x"], "p(=1)": [0.5, -0.5]})
+    assert text.splitlines() == ["prediction,p(=1)", "'=HYPERLINK(1),0.5", "'@cmd|x,-0.5"]
+    assert write_table({"p": ["-1", "+", "-", "=a"]}) == "p\n-1\n+\n-\n=a\n"
 
 
 def test_a_nameless_first_column_is_an_index(written):

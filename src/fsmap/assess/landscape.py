@@ -24,6 +24,8 @@ from fsmap.linalg.probes import normal
 from fsmap.lmap.batchnorm import unfrozen
 from fsmap.types import Params
 
+BATCH = 500  # points of the loss at a time
+
 
 class Landscape(NamedTuple):
     """Losses along lines through the parameters."""
@@ -76,7 +78,6 @@ def landscape(
     steps: Tensor,
     directions: int = 20,
     generator: torch.Generator,
-    batch_size: int = 500,
 ) -> Landscape:
     """Mean cross-entropy of a classifier at ``steps`` α along filter-normalized directions.
 
@@ -93,7 +94,7 @@ def landscape(
 
         def loss(direction: int, alpha: Tensor) -> Tensor:
             moved = {n: p + alpha * drawn[n][direction] for n, p in params.items()}
-            batches = zip(x.split(batch_size), y.split(batch_size), strict=True)
+            batches = zip(x.split(BATCH), y.split(BATCH), strict=True)
             sums = [F.cross_entropy(f(moved, i).float(), j, reduction="sum") for i, j in batches]
             return torch.stack(sums).double().sum() / len(x)
 

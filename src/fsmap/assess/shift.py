@@ -168,6 +168,7 @@ def defocus_blur(x: Tensor, strength: float, generator: torch.Generator) -> Tens
 
 def motion_blur(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """The mean along a line of ``strength`` pixels, its direction the same for all images."""
+    generator = torch.Generator().manual_seed(generator.initial_seed())  # one angle for all parts
     angle = float(torch.rand((), generator=generator, dtype=x.dtype)) * math.pi
     radius = math.ceil(strength / 2) + 1
     kernel = torch.zeros(2 * radius + 1, 2 * radius + 1, dtype=x.dtype)

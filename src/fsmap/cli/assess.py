@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fsmap import cli
 from fsmap.assess import shift
-from fsmap.data.images import facts_of, generate, read_others
-from fsmap.errors import MissingDataError
+from fsmap.data.images import ImageTask, facts_of, generate, read_others
+from fsmap.errors import CheckpointError, MissingDataError
 from fsmap.files import make_folder, plain, write_whole
 from fsmap.functional import as_device
 from fsmap.images import ImageSettings, build, load_model
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
     out = arguments.out or (at if at.is_dir() else at.parent)
     make_folder(out)
     settings: ImageSettings = progress["settings"]
-    task = build.load_data(settings, data_dir)
+    task = load_images(at, progress, data_dir)
     foreign = _foreign(arguments, settings)
     test = task.test.take(slice(arguments.limit))
     names = shift.CORRUPTIONS if "all" in arguments.corruptions else arguments.corruptions
@@ -126,3 +126,14 @@ def load_classifier(path: Path, given: argparse.Namespace) -> tuple[nn.Module, d
     if done < epochs:
         cli.note(f"{path} is unfinished: {done} of {epochs} epochs")
     return module, progress
+
+
+def load_images(path: Path, progress: dict[str, Any], data_dir: Path | None) -> ImageTask:
+    """Load the data of a network; CheckpointError if they are not those it was trained on."""
+    task, saved = build.load_data(progress["settings"], data_dir), progress["data"]
+    if any(saved.get(name, one) != one for name, one in task.fingerprint().items()):
+        raise CheckpointError(
+            f"{path} was trained on other images than {task.name} has now, so that images for "
+            "training could be among the test images. Restore them, or train again."
+        )
+    return task

@@ -21,7 +21,7 @@ from fsmap.errors import InputError, MissingDataError
 OPTIONS = {
     "action ACTION?": ({"choices": ("list", "get", "check")}, "list (default), get, check", "list"),
     "names NAME*": (str, "data sets (default: all); uci: the eight tables of Table 1"),
-    "--data-dir DIR": (Path, "where to look first; get: where to put it (default: the cache)"),
+    "--data-dir DIR": (Path, "first folder to look in; get: for sets not here (the cache)"),
 }
 
 
@@ -49,8 +49,7 @@ def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> 
     searched = catalogue.roots(data_dir)
     lines = []
     for entry in entries:
-        copies = [[folder / f.path for folder in searched.values()] for f in entry.files]
-        found = [next((path for path in one if path.is_file()), None) for one in copies]
+        found = [catalogue.look_for(file, data_dir).path for file in entry.files]
         if all(found):
             place = cli.styled(str(found[0].parent), cli.GREEN)  # type: ignore[union-attr]
         elif any(found):

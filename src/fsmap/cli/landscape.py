@@ -17,10 +17,9 @@ from torch import nn
 
 from fsmap import cli
 from fsmap.assess.landscape import Landscape, check_walk, flatness, landscape
-from fsmap.cli.assess import load_classifier
+from fsmap.cli.assess import load_classifier, load_images
 from fsmap.errors import InputError
 from fsmap.files import make_folder, plain, write_whole
-from fsmap.images import build
 from fsmap.paper.report.figures import landscape_figure, save, style
 
 OPTIONS = {
@@ -59,7 +58,7 @@ def _walk(
     name: str, module: nn.Module, progress: dict[str, Any], arguments: argparse.Namespace
 ) -> Landscape:
     device = next(module.parameters()).device
-    task = build.load_data(progress["settings"], arguments.data_dir)
+    task = load_images(Path(name), progress, arguments.data_dir)
     images = task.train.take(slice(arguments.images))
     cli.note(f"{name}: {arguments.directions} directions, {arguments.steps} steps")
     return landscape(

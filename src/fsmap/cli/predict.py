@@ -38,8 +38,8 @@ def run(arguments: argparse.Namespace) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnseenWarning)
         columns = model.predict(table)
-    for warning in caught:
-        cli.note(f"fsmap: {warning.message}")
+    for text in (*table.notes, *(warning.message for warning in caught)):
+        cli.note(f"fsmap: {text}")
     known = {column.name for column in model.encoder.columns} | {model.target.name}
     extra = [name for name in table.columns if name not in known]
     if extra:

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 import torch
 
 from fsmap import cli, metrics
+from fsmap.data.images import ImageTask, is_folder
 from fsmap.errors import FsmapError, InputError
 from fsmap.files import commit, exclusive
 from fsmap.functional import as_device
@@ -120,7 +121,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 OPTIONS["how it is computed"] |= {
     "--bf16": ({"dest": "precision", "action": "store_const", "const": "bf16"}, "--precision bf16"),
     **cli.DEVICE,
-    "--quick": (cli.FLAG, "a run of seconds, generated images"),
+    "--quick": (cli.FLAG, "a run of seconds; generated images, unless --data is a folder"),
 }
 OPTIONS["files and time"] = {
     "--seeds N,N": (_seeds, "one run each (default: 0)", [0]),
@@ -148,6 +149,8 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if arguments.reg_nats is not None and arguments.reg_strength is not None:
         raise InputError("--reg-nats and --reg-strength both set the strength: give one of them")
+    if arguments.method == "ps-map" and (arguments.reg_nats or arguments.reg_strength):
+        raise InputError("--reg-nats and --reg-strength are strengths of l-map, not of ps-map")
     device = torchrun_device(as_device(arguments.device))
     seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:
@@ -205,7 +208,8 @@ def _folder(out: Path | None, settings: ImageSettings, *, many: bool) -> Path:
     if out is None:
         px = f"-{settings.px.replace('*', '').replace('+', '-')}" if settings.regularized else ""
         px += "-generated" if settings.generated else ""
-        data = Path(settings.data.partition("?")[0]).name
+        path = Path(settings.data.partition("?")[0]).parts[-2:]  # more than one folder is "photos"
+        data = "-".join(part for part in path if part not in ("..", "/"))
         return Path("runs") / "train" / f"{data}-{settings.method}{px}-{seed}"
     if many and (out / FILE).exists():
         raise InputError(
@@ -224,9 +228,16 @@ def _opening(run: ImageRun, folder: Path) -> str:
     return (
         f"{s.data}{' (generated images)' * s.generated}: {len(task.train.x)} training, "
         f"{len(task.valid.x)} held-out, {len(task.test.x)} test images; "
-        f"{s.model} with {size:,} parameters\n{s.method}{about_r}\n"
+        f"{s.model} with {size:,} parameters\n{_classes(task)}{s.method}{about_r}\n"
         f"{where} on {run.device}, {s.precision}; writing {folder}"
     )
+
+
+def _classes(task: ImageTask) -> str:
+    """A line with the training images of each class of a folder."""
+    sizes = task.train.y.bincount(minlength=task.classes).tolist()
+    named = [f"{name} {size}" for name, size in zip(task.names, sizes, strict=False)]
+    return f"training images by class: {', '.join(named)}\n" if named else ""
 
 
 def _closing(run: ImageRun) -> str:
@@ -271,7 +282,7 @@ def _signals(run: ImageRun) -> Iterator[None]:
             end(kind)
         seen.append(kind)
         run.stop()
-        cli.note("stopping after this step, with a checkpoint (once more: at once)")
+        cli.note("stopping after this step and writing a checkpoint; press again to stop now")
 
     before = {kind: signal.signal(kind, stop) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -296,6 +307,8 @@ def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) 
     chosen: dict[str, Any] = (NATS if nats else {}) | (QUICK if arguments.quick else {})
     chosen |= {"precision": "bf16", "compile": True, "graph": True} if cuda else {}
     given = {name: getattr(arguments, name, None) for name in ImageSettings.__dataclass_fields__}
+    if given["data"] and is_folder(given["data"]):
+        chosen.pop("generated", None)  # --quick uses the folder
     chosen |= {name: value for name, value in given.items() if value is not None}
     if chosen.get("clip") == 0:
         chosen["clip"] = None

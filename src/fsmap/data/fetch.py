@@ -75,7 +75,7 @@ def _from_official(entry: DataSet, missing: Iterable[DataFile], folder: Path, sa
         download = recipes[file.path]
         if download.url not in raw:
             say(f"{entry.name}: downloading {download.url}")
-            raw[download.url] = _download(download.url, entry.limit)
+            raw[download.url] = read_url(download.url, entry.limit)
         content = convert(raw[download.url], download, entry.limit)
         delivered[file] = _store(content, file, folder, download.url)
     return delivered
@@ -145,7 +145,7 @@ def _store(content: bytes, file: DataFile, folder: Path, origin: str) -> Path:
     return target
 
 
-def _download(url: str, limit: int) -> bytes:
+def read_url(url: str, limit: int) -> bytes:
     """The content of a URL, if it has at most ``limit`` bytes and arrives in time."""
     request = urllib.request.Request(url, headers={"User-Agent": "fsmap"})
     end, content = time.monotonic() + TIMEOUT + limit / SLOWEST, bytearray()

@@ -1,8 +1,8 @@
 """Images as uint8 tensors: reading, splitting, label noise, augmentation, and p_X of an image task.
 
 A set is a name of the catalogue or a folder with one sub-folder per class: ``folder/class/*.png``
-(a sixth of the images becomes the test set, always the same ones), or ``folder/train/class/*.png``
-with ``folder/test/class/*.png``. Images that all have one size keep it; others are scaled and
+(a sixth of each class becomes the test set), or ``folder/train/class/*.png`` with
+``folder/test/class/*.png``. Images that all have one size keep it; others are scaled and
 cropped to a square of ``?size=N`` pixels: ``photos?size=64``.
 
 p_X is ``train`` (the training images), the name of another set (``kmnist``, ``cifar100``, …),
@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from fsmap.data.catalogue import Folder, find, locate
+from fsmap.data.catalogue import Folder, catalogue, find, locate
 from fsmap.errors import InputError, MissingDataError, require
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-GREY = ("1", "L", "LA", "I;16")  # modes of Pillow
+GREY = ("1", "L", "LA")  # modes of Pillow
 TEST_SHARE = 6  # one image in six, in a folder without a test folder
 CIFAR100_TEST = 10_000
 CLASSES = 10  # of generated images
@@ -186,9 +186,10 @@ class ImageFolder(NamedTuple):
 
 
 def is_folder(data: str) -> bool:
-    """Whether a data set is named by a path and not by a name of the catalogue."""
+    """Whether a data set is named by a path; a name of the catalogue wins over a folder."""
     path = data.partition("?")[0]
-    return "/" in path or "\\" in path or Path(path).is_dir()
+    names = (name for one in catalogue().values() for name in (one.name, *one.aliases))
+    return "/" in path or "\\" in path or (path.lower() not in names and Path(path).is_dir())
 
 
 @lru_cache(maxsize=2)
@@ -207,16 +208,25 @@ def read_folder(data: str) -> ImageFolder:
     pixels = _pixels([file for one in listed for file, _ in one], size)
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
     if len(parts) == 2:
-        train, test = torch.arange(len(labels)).tensor_split([len(listed[0])])
+        n = len(listed[0])
+        train, test = torch.arange(n), n + mixed(labels[n:], seed=0)
     else:
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        cut = max(1, len(labels) // TEST_SHARE)
-        test, train = order[:cut].sort().values, order[cut:].sort().values
+        test, train = mixed(labels, seed=0).tensor_split([max(1, len(labels) // TEST_SHARE)])
     some = pixels[train][:: max(1, len(train) // 2_000)].float() / 255
     mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3)).clamp_min(1e-3)
     normalize = Normalization(tuple(mean.tolist()), tuple(std.tolist()))
     images = Images(pixels, labels)
     return ImageFolder(images.take(train), images.take(test), classes, normalize)
+
+
+def mixed(y: Tensor, seed: int) -> Tensor:
+    """Rows in random order, so that each class has about its share of the first N, for any N."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(y), generator=generator)
+    order, counts = order[y[order].sort(stable=True).indices], y.bincount()  # class by class
+    rank = torch.arange(len(y)) - (counts.cumsum(0) - counts)[y[order]]
+    jitter = torch.rand(len(y), generator=generator, dtype=torch.float64)
+    return order[((rank + 0.25 + jitter / 2) / counts[y[order]]).argsort(stable=True)]
 
 
 def _folder_and_size(data: str) -> tuple[Path, int | None]:
@@ -246,9 +256,14 @@ def _pixels(files: list[Path], size: int | None) -> Tensor:
     for file in files:
         try:
             with image.open(file) as opened:
-                picture = opened.convert("L" if opened.mode in GREY else "RGB")
+                picture = ops.exif_transpose(opened)
         except OSError as error:
             raise InputError(f"{file} cannot be read as an image: {error}") from error
+        if picture.mode.startswith("I;16"):  # 16 bits: keep the upper 8, as for colours
+            picture = image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+        if picture.mode in ("I", "F"):
+            raise InputError(f"{file} has 32 bits a pixel. Convert it to 8 or 16 bits.")
+        picture = picture.convert("L" if picture.mode in GREY else "RGB")
         found.append(np.asarray(ops.fit(picture, (size, size)) if size else picture))
     sizes = sorted({pixels.shape[:2] for pixels in found})
     if len(sizes) > 1:
@@ -421,6 +436,7 @@ class ImageSet(NamedTuple):
     foreign: str = ""  # the default out-of-distribution set
     classes: int = 10
     ordered: bool = False  # hold out the first training images, whatever split_seed is
+    names: tuple[str, ...] = ()  # of the classes of a folder
 
 
 FASHION, MNIST = Normalization((0.2861,), (0.3530,)), Normalization((0.1307,), (0.3081,))
@@ -446,6 +462,7 @@ class ImageTask(NamedTuple):
     augment: Augmentation | None
     classes: int
     px: EvaluationSet | None
+    names: tuple[str, ...] = ()  # of the classes of a folder
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -527,6 +544,7 @@ def load_task(
         Augmentation() if flips else None,
         facts.classes,
         evaluation,
+        facts.names,
     )
 
 
@@ -553,8 +571,8 @@ def facts_of(data: str) -> ImageSet:
     if is_folder(data):
         folder = read_folder(data)
         shape: Any = tuple(folder.train.x.shape[1:])
-        size, classes = len(folder.train.x), len(folder.classes)
-        return ImageSet(shape, folder.normalize, False, size, classes=classes)
+        size, names = len(folder.train.x), folder.classes
+        return ImageSet(shape, folder.normalize, False, size, classes=len(names), names=names)
     return SETS[_name(data)]
 
 
@@ -577,6 +595,9 @@ def _held_out(
         valid = valid if limit is None else min(valid, max(1, limit // 5))
     if not 0 <= valid < available:
         raise InputError(f"valid must be 0 to {available - 1} of {available} images, got {valid}")
+    if facts.names:
+        held_out, rest = mixed(train.y, seed).tensor_split([valid])
+        return train.take(rest[:limit]), train.take(held_out)
     order = torch.arange(available)
     if not facts.ordered:
         order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))

@@ -33,6 +33,7 @@ from fsmap.types import Estimate, Inputs, ModelFn, Params
 NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) up to which v counts as a null vector in float64
 LARGEST_SVD = 1500  # parameters up to which null vectors are computed: about five seconds
 LARGEST_ROWS = 512 * 2**20  # bytes of A
+SECONDS = 4.0  # for passes, if A does not fit
 LARGEST_FACTOR = 3e10  # operations of a QR decomposition: a few seconds
 PROBES = 8  # random combinations of rows, if A is too large
 STEPS = (4, 40)  # of the power iteration: least, most
@@ -94,8 +95,8 @@ class Spectrum(NamedTuple):
         return int((sigma > self.tolerance * sigma.max()).sum()) < rank
 
 
-def spectrum(f: ModelFn, params: Params, x: Inputs, *, seconds: float = 4.0) -> Spectrum:
-    """Eigenvalues of 𝒥 at ``params``, by SVD if A fits, else by passes for ``seconds``."""
+def spectrum(f: ModelFn, params: Params, x: Inputs) -> Spectrum:
+    """Eigenvalues of 𝒥 at ``params``, by SVD if A fits, else by passes for ``SECONDS``."""
     params = detached(params)
     like, P = next(iter(params.values())), count(params)
     K = outputs(f, params, take_points(x, slice(0, 4))).shape[1]
@@ -107,7 +108,7 @@ def spectrum(f: ModelFn, params: Params, x: Inputs, *, seconds: float = 4.0) -> 
     resolution = max(NULL, 4 * math.sqrt(max(Q, P)) * rounding)
     large = 8 * Q * P > LARGEST_ROWS or 2.0 * max(Q, P) * min(Q, P) ** 2 > LARGEST_FACTOR
     if large or not fits(24 * Q * P, like.device):
-        return _by_passes(f, params, x, tolerance, resolution, seconds)
+        return _by_passes(f, params, x, tolerance, resolution)
     with torch.no_grad():
         J = jacobian(f, params, x).double()  # [S, K, P]
     return from_rows((J / math.sqrt(len(J))).flatten(0, 1), num_points(x), tolerance, resolution)
@@ -141,7 +142,7 @@ def from_rows(A: Tensor, num_points: int, tolerance: float, resolution: float = 
 
 
 def _by_passes(
-    f: ModelFn, params: Params, x: Inputs, tolerance: float, resolution: float, seconds: float
+    f: ModelFn, params: Params, x: Inputs, tolerance: float, resolution: float
 ) -> Spectrum:
     """Bounds of the largest eigenvalue by power iteration; the trace from random combinations."""
     like = next(iter(params.values()))
@@ -153,12 +154,12 @@ def _by_passes(
             trial = slq.by_passes(Site(f, params, few))
             trial.matvec(torch.ones(1, trial.size).to(like))
         each = (clock(like.device) - begin) / num_points(few)
-        used = max(1, min(used, int(seconds / (2 * STEPS[0] + PROBES) / each)))
+        used = max(1, min(used, int(SECONDS / (2 * STEPS[0] + PROBES) / each)))
     x = take_points(x, slice(0, used))
     generator = torch.Generator(like.device).manual_seed(0)
     draw: dict[str, Any] = {"generator": generator, "dtype": like.dtype, "device": like.device}
     operator = slq.by_passes(Site(f, params, x))
-    u, until = torch.randn(1, operator.size, **draw).double(), time.perf_counter() + seconds
+    u, until = torch.randn(1, operator.size, **draw).double(), time.perf_counter() + SECONDS
     for step in range(STEPS[1]):
         u = u / u.norm().clamp_min(1e-300)
         w = operator.matvec(u).detach()

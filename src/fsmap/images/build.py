@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.data.catalogue import Folder, locate
-from fsmap.data.images import ImageTask, Normalization, facts_of, load_task
+from fsmap.data.images import ImageSet, ImageTask, Normalization, facts_of, load_task
 from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError
 from fsmap.functional import evaluation_mode
 from fsmap.linalg.estimators import by_name
@@ -130,17 +130,38 @@ def load_data(settings: ImageSettings, data_dir: Folder = None, px: str | None =
     return load_task(settings.data, px=px, data_dir=data_dir, **options)
 
 
+def describe_images(images: ImageTask | ImageSet) -> dict[str, Any]:
+    """Shape, classes and normalization, as JSON: what a model is built from."""
+    shape, names, (mean, std) = images.shape, images.names, images.normalize
+    lists = {"shape": shape, "mean": mean, "std": std, "names": names}
+    return {"classes": images.classes, **{name: list(values) for name, values in lists.items()}}
+
+
+def _check_images(images: Mapping[str, Any]) -> None:
+    """Raise if a description from a file is not one of :func:`describe_images`."""
+    names, sizes = images["names"], [images["classes"], *images["shape"]]
+    right = len(sizes) == 4 and all(type(n) is int and 0 < n < 2**16 for n in sizes)
+    right &= all(math.isfinite(number) for number in (*images["mean"], *images["std"]))
+    right &= {type(name) for name in names} <= {str} and len(names) in (0, sizes[0])
+    if not right:
+        raise ValueError("its images are described wrongly")
+
+
 def build_model(
-    settings: ImageSettings, *, initial: bool = True, data_dir: Folder = None
+    settings: ImageSettings,
+    images: Mapping[str, Any] | None = None,
+    *,
+    initial: bool = True,
+    data_dir: Folder = None,
 ) -> nn.Module:
-    """The model that the settings name."""
-    facts = facts_of(settings.data)
+    """The model that the settings name, for ``images`` of :func:`describe_images`."""
+    images = images or describe_images(facts_of(settings.data))
     offered: dict[str, Any] = {
-        "classes": facts.classes,
-        "channels": facts.shape[0],
+        "classes": images["classes"],
+        "channels": images["shape"][0],
         "width": settings.width,
-        "mean": facts.normalize.mean,
-        "std": facts.normalize.std,
+        "mean": tuple(images["mean"]),
+        "std": tuple(images["std"]),
     }
     if settings.model.partition("?")[0] == PRETRAINED and initial:
         offered["files"] = locate(PRETRAINED, data_dir)
@@ -316,7 +337,9 @@ def load_model(
 
     Returns:
         The module in ``eval()`` mode, and the progress of its run: ``step``, ``history``,
-        ``reg_strength``, and under ``settings`` the :class:`ImageSettings` it was made with.
+        ``reg_strength``, under ``settings`` the :class:`ImageSettings` it was made with, under
+        ``images`` their shape, classes, normalization and, of a folder, the names of the classes,
+        and under ``data`` their checksums.
 
     Raises:
         CheckpointError: If it is damaged, not of an image run, of another model, or of a model that
@@ -344,11 +367,16 @@ def load_model(
         )
     if isinstance(model, str) and model != settings.model:
         raise CheckpointError(f"{path} is of {settings.model!r}, not of {model!r}")
-    module = model if isinstance(model, nn.Module) else build_model(settings, initial=False)
+    with checkpoint.readable(path):
+        data = dict(saved.config["data"])
+        images: Any = saved.config.get("images")  # older files have none
+        if images is not None:
+            _check_images(images)
+    module = model if isinstance(model, nn.Module) else build_model(settings, images, initial=False)
     state = saved.group("params") | saved.group("buffers")
     try:
         module.load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not hold the weights of this model: {error}") from error
     module = place(module, settings, torch.device(device)).eval()
-    return module, {**saved.progress, "settings": settings}
+    return module, {**saved.progress, "settings": settings, "images": images, "data": data}

@@ -27,7 +27,7 @@ from fsmap.train import checkpoint
 from fsmap.train.loop import Schedule
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
-TIME_EVERY = 5  # steps between looks at the clock
+CLOCK_EVERY = 5  # steps between checks of the elapsed time
 CHECK_EVERY = 100  # steps between checks whether the numbers are finite
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 PROGRESS: dict[str, Any] = {"step": int, "reg_strength": float, "seconds": float, "history": list}
@@ -63,8 +63,9 @@ class ImageRun:
         self.device = torch.device(device)
         px = settings.px if settings.regularized else None
         self.task = (task or build.load_data(settings, data_dir, px)).to(self.device)
+        images = build.describe_images(self.task)
         if module is None:
-            module = build.build_model(settings, data_dir=data_dir)
+            module = build.build_model(settings, images, data_dir=data_dir)
         if not module.training:
             module.train()
         self.module = build.place(module, settings, self.device)
@@ -89,6 +90,7 @@ class ImageRun:
         self.config = {
             "kind": "images",
             "settings": settings.describe(),
+            "images": images,
             "data": (task or self.task).fingerprint() if self.path else {},
         }
         if self.path is not None and self.path.exists():
@@ -209,7 +211,8 @@ class ImageRun:
                 "folder (--out), or delete it."
             )
         saved = checkpoint.load(path)
-        checkpoint.check_same_run(path, saved.config, self.config)
+        images = {"images": self.config["images"]}  # older files have none
+        checkpoint.check_same_run(path, images | saved.config, self.config)
         with checkpoint.readable(path), torch.no_grad():
             for name, kind in PROGRESS.items():
                 setattr(self, name, kind(saved.progress[name]))
@@ -280,7 +283,7 @@ class ImageRun:
 
     def _over(self, start: float, max_seconds: float) -> bool:
         """Whether to stop: time is up for any process, or :meth:`stop` was called."""
-        if max_seconds == math.inf or self.step % TIME_EVERY:
+        if max_seconds == math.inf or self.step % CLOCK_EVERY:
             return self._stopping
         late = torch.tensor(float(time.perf_counter() - start > max_seconds), device=self.device)
         self.group.average([late])

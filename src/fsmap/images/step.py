@@ -112,7 +112,7 @@ class Feeder:
         if settings.batch_size > len(task.train.x):
             raise InputError(
                 f"batch_size={settings.batch_size} is larger than the training set, "
-                f"{len(task.train.x)} images. Use a smaller one."
+                f"{len(task.train.x)} images. Use a smaller one (--batch-size)."
             )
         self.task, self.settings, self.group = task, settings, group
         self.device = task.train.x.device

@@ -142,13 +142,13 @@ def learn_encoder(
 
 
 def infer(name: str, cells: Cells, *, category: bool = False, form: str | None = None) -> Column:
-    """Decide what a column is, by the rules at the top of this module."""
+    """Decide what a column is, by the rules at the top of this module; with ``form`` no codes."""
     filled = [cell for cell in cells if cell is not None]
     if not filled:
         return Column(name, LEFT_OUT, reason="it has no value in any row")
     if len(set(filled)) == 1 and len(filled) == len(cells):
         return Column(name, LEFT_OUT, reason=f"it is {filled[0]!r} in every row")
-    if category or _are_codes(filled):
+    if category or (form is None and _are_codes(filled)):
         return _category(name, filled, len(cells), asked=category)
     values, wrong, mark = numbers(cells, form if form in _THOUSANDS else None)
     if not wrong.any():

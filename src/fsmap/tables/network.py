@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,13 +103,10 @@ class Members(nn.Module):
         return out.log_softmax(-1).logsumexp(0) - math.log(len(out))
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The average in float64, without a graph; DivergedError if it is not finite.
-
-        -inf is the logarithm of a probability of 0.
-        """
+        """The average in float64, without a graph; DivergedError if it is not finite."""
         with torch.no_grad():
             out = torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])
-        right = torch.isfinite(out) | ((out == -torch.inf) & self.labels)
+        right = torch.isfinite(out)
         if not bool(right.all()):
             row = int((~right).any(1).nonzero()[0]) + 1
             raise DivergedError(
@@ -151,11 +148,12 @@ class Options:
             count: Any = getattr(self, name)
             if count is not None and (not isinstance(count, Integral) or int(count) < 1):
                 _refuse(f"{name} must be an integer of at least 1, got {count!r}")
-        if not all(1 <= units <= MOST_UNITS for units in self.units(0)):
-            _refuse(f"hidden layers have 1 to {MOST_UNITS:,} units each, got {self.hidden}")
+        if not all(isinstance(n, int) and 1 <= n <= MOST_UNITS for n in self.units(0)):
+            _refuse(f"hidden layers have 1 to {MOST_UNITS:,} units each, got {self.hidden!r}")
         for name, usual in (("weight_decay", AUTO), ("reg_strength", AUTO), ("reg_nats", None)):
             value = getattr(self, name)
-            if value != usual and not (isinstance(value, float | int) and 0 <= value < math.inf):
+            automatic = isinstance(value, str | None) and value == usual
+            if not automatic and not (isinstance(value, Real) and 0 <= float(value) < math.inf):
                 _refuse(f"{name} must be {usual!r} or a finite number >= 0, got {value!r}")
         if self.reg_nats is not None and self.reg_strength != AUTO:
             _refuse("reg_strength and reg_nats both set the strength: give one of them")
@@ -169,8 +167,9 @@ class Options:
             >>> Options().units(400), Options(hidden=32).units(400)
             ((64, 64, 64), (32,))
         """
-        found: Any = (64 if num_data < 2_000 else 128,) * 3 if self.hidden == AUTO else self.hidden
-        return (found,) if isinstance(found, int) else tuple(found)
+        if isinstance(self.hidden, str) and self.hidden == AUTO:
+            return (64 if num_data < 2_000 else 128,) * 3
+        return tuple(np.atleast_1d(self.hidden).tolist())
 
 
 def _refuse(message: str) -> None:

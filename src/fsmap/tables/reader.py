@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ SIGNATURES = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-FORMULA = re.compile(r"[=+@\t\r-]")  # a spreadsheet executes text that begins with one of these
+FORMULA = re.compile(r"[=+@\t\r-].*[(|!]", re.DOTALL)  # a spreadsheet may call what it names
 
 
 class Table(NamedTuple):
@@ -63,7 +64,8 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     if not path.is_file():
         raise MissingDataError(f"there is no file {path}")
     text, notes = _decoded(path)
-    header, rows = _csv(path, text)
+    header, rows, more = _csv(path, text)
+    notes += more
     empty = MISSING | {token.strip().lower() for token in missing}
     table = {}
     for name, cells in zip(header, zip(*rows, strict=True), strict=True):
@@ -85,25 +87,31 @@ def write_table(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _quoted(cell: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet would execute as a formula."""
+    """Put an apostrophe before text that a spreadsheet could execute."""
     return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
-def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]]]:
-    """Column names, and rows of cells."""
+def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]], list[str]]:
+    """Column names, rows of cells, and notes; blank lines are no rows."""
     try:
         separator = _separator(text)
-        lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if any(row)]
+        lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if row]
     except csv.Error as error:
         raise InputError(f"{path} is not a CSV: {error}") from error
-    header, *rows = [[cell.strip() for cell in line] for line in lines] or [[]]
-    width = len(header)
+    lines = [[cell.strip() for cell in line] for line in lines]
+    header, *rows = list(dropwhile(lambda line: not any(line), lines)) or [[]]
+    read, width = len(rows), len(header)
+    while rows and not any(rows[-1]):  # spreadsheets write empty rows at the end
+        rows.pop()
+    more = f"the last {read - len(rows)} of {read} rows have no values: left out"
     while width > 1 and not any(any(row[width - 1 :]) for row in (header, *rows)):
         width -= 1  # the lines end in a separator
     _check_names(path, header := header[:width])
     for number, row in enumerate(rows, start=1):
         if not any(row[width:]):
             del row[width:]
+        if not any(row):
+            row += [""] * (width - len(row))
         if len(row) != width:
             raise InputError(
                 f"{path}: row {number} has {len(row)} cells and the header has {width} "
@@ -112,7 +120,7 @@ def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]]]:
             )
     if not rows:
         raise InputError(f"{path} has column names ({_listed(header)}) and no rows.")
-    return header, rows
+    return header, rows, [more] * (read > len(rows))
 
 
 def _decoded(path: Path) -> tuple[str, list[str]]:

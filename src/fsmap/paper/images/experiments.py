@@ -499,13 +499,13 @@ class LossLandscape(RowsExperiment):
         yield row("rise", flatness(found))
 
     def claims(self, rows: Rows) -> list[Claim]:
-        text = "the loss rises less around the minimum of {} with D' than around PS-MAP's"
+        text = "the loss rises less around the minimum of {} than around PS-MAP's"
         return [
             compare(f"{name}: {text.format(method)} (steps up to one norm)",
                     full_length(rows, dataset), "rise", one={"row": row},
                     other={"row": "ps-map"}, below=0.0, paper=paper,
                     command=command(self.id, datasets=dataset))
-            for row, method, paper in (("other", "L-MAP", "visibly flatter"),
+            for row, method, paper in (("other", "L-MAP with D'", "visibly flatter"),
                                        ("nats", "LogTrace", None))
             for dataset, name in NAMES.items()
         ]  # fmt: skip
@@ -590,11 +590,11 @@ class Shift(RowsExperiment):
     def claims(self, rows: Rows) -> list[Claim]:
         long = over_corruptions(full_length(rows, "cifar10"))
         return [
-            compare(f"{metric.upper()} of {method} with D' is below PS-MAP's {words}", long, metric,
+            compare(f"{metric.upper()} of {method} is below PS-MAP's {words}", long, metric,
                     one={"row": row, "shift": shift}, other={"row": "ps-map", "shift": shift},
                     below=0.0, paper=_printed(metric) if row == "other" and shift == NEW else None,
                     command=get + command(self.id, shifts=shift))
-            for row, method in (("other", "L-MAP"), ("nats", "LogTrace"))
+            for row, method in (("other", "L-MAP with D'"), ("nats", "LogTrace"))
             for shift, words, get in ((NEW, "on CIFAR-10.1", "fsmap data get cifar10.1; "),
                                       (CORRUPTED, "over all corruptions", ""))
             for metric in ("nll", "ece")

@@ -91,9 +91,10 @@ def test_the_page_says_everything(runs):
     ):
         assert words in page.said, words
     verdicts = [a["aria-label"] for _, a in page.tags if a.get("class") == "sign"]
-    assert verdicts.count("agrees") == 2  # in the counts of the head and at the claim
-    assert verdicts.count("differs") == 3  # and on the scoreboard
+    assert verdicts.count("agrees") == 1  # at the claim: the head does not count a quick run
+    assert verdicts.count("differs") == 2  # and on the scoreboard
     assert verdicts.count("not tested") == 1
+    assert "claims none Our own none Items not counted 1 not run, 1 quick" in page.said
 
 
 def test_the_page_needs_nothing_from_outside_and_links_lead_somewhere(runs):
@@ -164,8 +165,8 @@ def test_claims_of_the_paper_of_ours_and_checks_are_apart(runs, monkeypatch):
     missing = not_tested("b", "no rows")
     claims = [ours, missing, Claim("sane", True, source="check")]
     monkeypatch.setattr(Squares, "claims", lambda self, rows: claims)
-    said = page_of(runs, "runs")[1].said
-    out = runs / "runs"
+    said = page_of(runs, "results")[1].said
+    out = runs / "results"
     assert f"Claims of the paper b not tested: fsmap run squares --out {out} --resume" in said
     assert "Our own claims ours falls effect −1.00 ± 0.10seeds 5" in said
     assert "Checks sane" in said

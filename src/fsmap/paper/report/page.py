@@ -129,13 +129,14 @@ def render(runs: Sequence[Found]) -> str:
     sections: dict[str, list[dict[str, Any]]] = {}
     for item in items:
         sections.setdefault(item["section"], []).append(item)
-    claims = [claim for item in items for claim in item["claims"]]
+    claims = [claim for item in items if not item["quick"] for claim in item["claims"]]
     counts = Counter((claim["source"], claim["verdict"]) for claim in claims)
     template = environment().get_template("page.html.j2")
     return template.render(
         title=TITLE,
         sections=sections,
         totals={s: {name: counts[s, name] for name in VERDICTS} for s in ("paper", "ours")},
+        uncounted=Counter(filter(None, map(_uncounted, items))),
         live=next((item for item in items if item["live"]), None),
         theme=theme(),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
@@ -172,6 +173,13 @@ def _blank(name: str, label: str, title: str, heading: str) -> dict[str, Any]:
         "verdict": NOT_TESTED,
         "tally": NOT_TESTED,
     }
+
+
+def _uncounted(item: Mapping[str, Any]) -> str:
+    """Why no claim of an item is in the totals; "" if they are."""
+    if item["trouble"]:
+        return "damaged"
+    return "quick" if item["quick"] else "" if item["units"] else "not run"
 
 
 def _command(name: str, out: Path, options: str = "") -> str:

@@ -341,6 +341,9 @@ class Fourier(Experiment):
             judge_all(f"PS-MAP's train RMSE at N = {few} is lower by more than 0.05: it overfits",
                       {at: gap for at, gap in train.items() if at.startswith(f"N = {few},")},
                       above=0.05, paper="near zero against 0.1"),
+            judge_all(f"FS-MAP's test RMSE is lower than PS-MAP's at N = {few} too",
+                      {at: gap for at, gap in _effects(rows, "test_rmse").items()
+                       if at.startswith(f"N = {few},")}, below=0, source="ours"),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:

@@ -350,4 +350,5 @@ def _chain_agrees(rows: Rows) -> Claim:
     holds = error < 1e-6 and all(score < 4 for score in scores.values())
     ours = f"standard errors apart: {listed(scores, 'α', '.1f')}"
     claim = exact(text, holds, ours, source="ours", seeds=int(bool(scores) and not notes))
-    return claim._replace(reason="; ".join(sorted(notes))) if notes else claim
+    again = "; then start anew: fsmap run mixture-bma --force"
+    return claim._replace(reason="; ".join(sorted(notes)) + again) if notes else claim

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from fsmap.errors import InputError
 from fsmap.files import plain, revive
+from fsmap.paper import engine
 from fsmap.paper.closed_form.fourier import NARROW
 from fsmap.paper.engine import Context, compare, get, judge_all
 from fsmap.paper.report import figures
@@ -249,6 +251,11 @@ def test_quadrature_and_chain_have_to_agree(metric, value, holds):
     rows = [change(metric=metric, prior_std=10.0, to=value)(row) for row in rows]
     (claim,) = [claim for claim in get("mixture-bma").claims(rows) if "NUTS" in claim.claim]
     assert claim.holds is holds
+
+
+def test_seeds_of_an_experiment_without_any():
+    with pytest.raises(InputError, match="--seeds: theory-metric has no seeds"):
+        list(engine.run(["theory-metric"], engine.Options(seeds=3)))
 
 
 def test_without_a_sampler_the_rows_and_the_claim_say_so(tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ def test_a_damaged_run_is_named_and_does_not_stop_the_others(runs):
     file = runs / "results" / "squares" / "rows.jsonl"
     file.write_text(file.read_text().replace('"value": 1.0', '"value": 7.0'))
     _, page = page_of(runs, "results", "runs")
-    assert f"{runs / 'results' / 'squares'} is damaged: 1 units do not match" in page.said
+    assert f"{runs / 'results' / 'squares'} is damaged: 1 of its units do not match" in page.said
     assert "The curve is a parabola." in page.said  # of the quick run
     (runs / "runs" / "squares" / "units.jsonl").unlink()
     (runs / "runs" / "squares").rename(runs / "runs" / "unheard-of")

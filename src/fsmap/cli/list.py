@@ -16,7 +16,7 @@ from typing import Any
 
 from fsmap import cli
 from fsmap.paper.engine import TROUBLE, Experiment, coverage, get, registry, section
-from fsmap.paper.rows import AGREES, DIFFERS, RunFolder, claim_entry, verdict
+from fsmap.paper.rows import AGREES, DIFFERS, VERDICTS, RunFolder, claim_entry, judged, verdict
 
 OPTIONS = {
     "id ID?": (str, "show one experiment in detail"),
@@ -50,19 +50,21 @@ def last_result(experiment: Experiment, folders: list[Path]) -> str:
     if not found:
         return "\u2013"
     run, state = found[0]
+    if state == "unfinished" and run.done():
+        return f"{_outcome(experiment, run)}, unfinished"
     text = f"{state} in {run.path.parent}"
     return cli.styled(text, cli.RED) if state == "damaged" else text
 
 
 def _outcome(experiment: Experiment, run: RunFolder) -> str:
     try:
-        claims = map(claim_entry, experiment.claims(run.rows()))
-        verdicts = [verdict(claim) for claim in claims if claim["source"] != "check"]
+        claims = judged(map(claim_entry, experiment.claims(run.rows())))
     except TROUBLE as error:
         return f"cannot be judged: {type(error).__name__}"
-    differ = verdicts.count(DIFFERS)
-    words = f"{verdicts.count(AGREES)}/{len(verdicts)} agree" + f", {differ} differ" * bool(differ)
-    words = cli.styled(words, cli.RED if differ else cli.GREEN)
+    found = list(map(verdict, claims))
+    parts = [f"{found.count(AGREES)}/{len(found)} agree" if found else "no claims"]
+    parts += [f"{found.count(v)} {v.rstrip('s')}" for v in VERDICTS[1:] if v in found]
+    words = cli.styled(", ".join(parts), cli.RED if DIFFERS in found else cli.GREEN)
     size = coverage(experiment, run.header(), run.done()).partition(",")[0]
     return f"{words}, {size.replace(' of ', '/')}"
 

@@ -32,6 +32,7 @@ from fsmap.paper.rows import (
     Row,
     RunFolder,
     claim_entry,
+    judged,
     tally,
     verdict,
 )
@@ -55,8 +56,11 @@ class Found(NamedTuple):
     @property
     def damage(self) -> str:
         """Why the run cannot be shown, and what to do."""
-        again = _command(self.id, self.folder.parent) + " --resume"
-        todo = f"Restore a copy, or measure again with: {again}"
+        if self.id not in registry():
+            return f"{self.folder} is damaged, or of another version: {self.trouble}"
+        header = self.content.header  # without it, nothing can be resumed
+        again = _command(self.id, self.folder.parent, " --quick" * (header.get("size") == "quick"))
+        todo = f"Restore a copy, or measure again with: {again} --{'resume' if header else 'force'}"
         return f"{self.folder} is damaged: {self.trouble}. {todo}"
 
 
@@ -103,9 +107,11 @@ def _read(folder: Path) -> Found:
         trouble = ""
         if not content.header:
             trouble = "units.jsonl is missing, or its first line does not match its checksum"
+        elif content.damaged and not RunFolder(folder).rows_file.exists():
+            trouble = "rows.jsonl is missing"
         elif content.damaged:
             units = ", ".join(content.damaged[:3]) + (" …" if len(content.damaged) > 3 else "")
-            trouble = f"{len(content.damaged)} units do not match their checksum ({units})"
+            trouble = f"{len(content.damaged)} of its units do not match their checksum ({units})"
         elif not content.units:
             trouble = "no unit is finished"
     name = content.header.get("experiment", folder.resolve().name)
@@ -196,8 +202,7 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     rows = [line.row for line in run.content.lines]
     out = run.folder.parent
     claims = [claim_entry(claim) for claim in experiment.claims(rows)]
-    stated = [c for c in claims if c["source"] != "check"]
-    judged = [c for c in stated if c["source"] == "paper"] or stated
+    counted = judged(claims)
     shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
     pictures = [
         {"name": name, **picture(figure, f"{experiment.id}-{place}")._asdict()}
@@ -211,11 +216,11 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
         "quick": quick,
         "claims": [claim for claim in shown if claim["source"] != "check"],
         "checks": [claim for claim in shown if claim["source"] == "check"],
-        "verdict": _overall(judged),
-        "tally": tally(judged).replace(" claims", "") if judged else "no claims",
-        "headline": next((_claim(claim) for claim in judged), None),
-        "seeds": max((c["seeds"] or 0 for c in judged), default=0) or seeds or None,
-        "sentence": _sentence(experiment.see, judged),
+        "verdict": _overall(counted),
+        "tally": tally(counted).replace(" claims", "") if counted else "no claims",
+        "headline": next((_claim(claim) for claim in counted), None),
+        "seeds": max((c["seeds"] or 0 for c in counted), default=0) or seeds or None,
+        "sentence": _sentence(experiment.see, counted),
         "figures": pictures,
         "slider": _slider(experiment.interactive(rows), experiment.id),
         "live": experiment.live(rows),

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fsmap.errors import ForwardModeError, UnsupportedModuleError
+from fsmap.errors import ForwardModeError, InputError, UnsupportedModuleError
 from fsmap.functional import (
     FAILURES,
     NoiseReplay,
@@ -109,7 +109,11 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
     if metric is not None:
         from fsmap.linalg.metric import as_metric  # metric.py imports this file
 
-        return as_metric(metric, S, K).at(x, accumulate(rows))
+        found = as_metric(metric, S, K).at(x, accumulate(rows))
+        if not hasattr(found, "rows"):
+            given = type(found).__name__
+            raise InputError(f"at of a metric must return an fsmap.metric.Whitening, got a {given}")
+        return found
     scale = 1 / math.sqrt(S)
     return Whitening(
         lambda u: (scale * u).flatten(0, 1),

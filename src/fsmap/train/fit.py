@@ -81,7 +81,8 @@ def fit(
         >>> sorted(history.parts[-1])
         ['geometry', 'likelihood', 'prior']
     """
-    settings = loop.Settings(steps, **options)
+    settings = loop.Settings.of(steps, options)
+    loop.check_function(f)
     check_params(params)
     train = loop.as_batch(data, params)
     given: object = objective

@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from fsmap import px
-from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError
+from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError, did_you_mean
 from fsmap.files import beside, exclusive, remove_partial
 from fsmap.functional import (
     Functional,
@@ -43,6 +43,7 @@ CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, which this agrees with
 
 Metric = Callable[[Tensor, Tensor], Any]
 """``(outputs, y)`` to a number, such as ``fsmap.metrics.rmse``."""
+NO_METRIC = "by must be a function of outputs and y, such as fsmap.metrics.rmse"
 Callback = Callable[[int, Params], bool | None]
 
 PARTS = ("likelihood", "prior", "geometry")
@@ -211,6 +212,16 @@ class Settings:
     log_every: int = 1
     progress: bool = True
 
+    @classmethod
+    def of(cls, steps: int, options: Mapping[str, Any]) -> Settings:
+        """Settings from options by name; InputError if there is no such option."""
+        known = [*Options.__annotations__]
+        for name in options:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise InputError(f"there is no option {name!r}.{hint} Known: {', '.join(known)}.")
+        return cls(steps, **options)
+
     def __post_init__(self) -> None:
         for name in ("steps", "validate_every", "checkpoint_every", "log_every"):
             value = getattr(self, name)
@@ -225,6 +236,7 @@ class Settings:
             "validation needs both: on, the held-out data, and by, a metric": (
                 (self.on is None) == (self.by is None)
             ),
+            f"{NO_METRIC}, got {self.by!r}": self.by is None or callable(self.by),
             "resume=True needs checkpoint=PATH, the file to resume from": (
                 not self.resume or self.checkpoint is not None
             ),
@@ -394,6 +406,12 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+def check_function(f: object) -> None:
+    """Raise InputError for a module in place of its function."""
+    if isinstance(f, nn.Module):
+        raise InputError("f is a module; it has to be: f, params = fsmap.functional(module)")
 
 
 def check_pure(f: ModelFn, params: Params, x: Inputs) -> None:

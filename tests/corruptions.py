@@ -105,7 +105,7 @@ LINES: list[Change] = [digit, *map(lines_of, (drop_lines, repeat, swap))]
 
 def rows_of(out: Path) -> list[Any]:
     """Rows of a run, in any order."""
-    rows = RunFolder(out / "squares").rows()
+    rows = RunFolder(out / "squares").content().rows
     return sorted((row.metric, row.seed, str(row.config), repr(row.value)) for row in rows)
 
 

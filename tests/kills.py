@@ -58,7 +58,7 @@ def finished(out: Path, **options: Any) -> Any:
     assert outcome.status in ("finished", "kept"), outcome.reason
     here = RunFolder(out / "squares")
     build([out], out / "report")
-    rows = [(row.metric, row.seed, row.config, repr(row.value)) for row in here.rows()]
+    rows = [(row.metric, row.seed, row.config, repr(row.value)) for row in here.content().rows]
     summary = json.loads(here.summary_file.read_text())
     return rows, summary["claims"], summary["table"]
 

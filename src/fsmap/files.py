@@ -92,7 +92,7 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
     try:
         made = [place for place in lock.parents if not place.exists()]
         lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a")
+        file = lock.open("a", encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"cannot write to {folder}: {error.strerror}. Choose another place, or --out."

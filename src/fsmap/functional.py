@@ -630,7 +630,7 @@ def free_bytes(device: torch.device) -> int:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text("utf-8")
     except OSError:
         return ""
 

@@ -250,7 +250,7 @@ def test_the_slider_over_strength_shows_the_rows(browser, tmp_path):
     slider = page.locator("#reliability-slider")
     slider.locator("input").focus()
     page.keyboard.press("Home")
-    rows = RunFolder(RELIABILITY).rows()
+    rows = RunFolder(RELIABILITY).content().rows
     strengths = sorted({row.config["nats"] for row in rows})
     assert len(strengths) >= 7
     frames = json.loads(slider.locator("script.curves").text_content())["frames"]
@@ -324,7 +324,7 @@ def test_the_live_figure_computes_what_python_does(mixture_page, alpha):
 
 def test_the_live_densities_are_those_of_the_rows(mixture_page):
     page, out = mixture_page
-    rows = RunFolder(out / "mixture-posterior").rows()
+    rows = RunFolder(out / "mixture-posterior").content().rows
     for row in tables.select(rows, metric="density", objective=("none", mixture.TRUE)):
         found = page.evaluate(
             """(weight) => {

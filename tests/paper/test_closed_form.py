@@ -184,10 +184,10 @@ def test_hessian_and_gram_are_one_where_the_residual_is_zero():
     theta = torch.linspace(-1, 1, 6)
     x = torch.linspace(-0.9, 0.8, 20)
     y = config.model().design(x) @ theta.tanh()
-    gap, residual = theory.compare(config, theta, Batch(x, y))
+    gap, residual = theory.hessian_gap(config, theta, Batch(x, y))
     assert residual < 1e-15
     assert gap < 1e-14
-    gap, residual = theory.compare(config, theta, Batch(x, y + 0.3 * torch.sin(7 * x)))
+    gap, residual = theory.hessian_gap(config, theta, Batch(x, y + 0.3 * torch.sin(7 * x)))
     assert residual > 0.1
     assert gap > 1e-3
 

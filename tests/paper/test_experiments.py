@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ from fsmap.errors import InputError
 from fsmap.files import plain, revive
 from fsmap.paper import engine
 from fsmap.paper.closed_form.fourier import NARROW
-from fsmap.paper.engine import Context, compare, get, judge_all
+from fsmap.paper.engine import Context, get, judge_all, paired_effect, summary_of
 from fsmap.paper.report import figures
 from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Row, RunFolder, encode, parse
+from fsmap.paper.rows import Row, RunFolder, encode, key_of
 
 FOURIER = {"num_frequencies": 8, "steps": 60, "warmup": 10, "num_test": 50, "seeds": 2}
 NETWORKS = {"draws": 3, "block": 2, "width": 3, "grid": 6}
@@ -45,10 +47,10 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def measure(name: str, folder: Path) -> list[Row]:
+def measure(name: str, folder: Path, **changes: float) -> list[Row]:
     """Rows of the tiny size, after a trip through JSON."""
     experiment = get(name)
-    config = dataclasses.replace(experiment.quick, **TINY[name])
+    config = dataclasses.replace(experiment.quick, **TINY[name] | changes)
     shares: list[float] = []
     context = Context(torch.device("cpu"), folder, shares.append, size="quick")
     rows = [
@@ -94,7 +96,6 @@ def test_tables_claims_and_pictures_come_from_the_rows(measured):
     assert all(math.isfinite(entry["ours"]) for entry in table)
     assert claims
     for claim in claims:
-        assert isinstance(claim.holds, bool | None), claim
         assert claim.seeds, claim
         assert "nan" not in str(claim.ours), claim
     with figures.style():
@@ -104,11 +105,16 @@ def test_tables_claims_and_pictures_come_from_the_rows(measured):
     encode([claim._asdict() for claim in claims])
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_committed_rows_have_the_committed_verdicts_and_without_rows_there_is_none(name):
+def rounded(text: str) -> str:
+    """JSON whose numbers do not depend on the last bits of a logarithm."""
+    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.8g}", text)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in committed("").path.glob("*/")))
+def test_committed_summaries_are_those_of_the_rows_and_without_rows_no_claim_is_tested(name):
     run = committed(name)
-    told = [claim["holds"] for claim in parse(run.summary_file.read_bytes())["claims"]]
-    assert [claim.holds for claim in get(name).claims(run.rows())] == told
+    written = json.loads(run.summary_file.read_bytes())
+    assert rounded(encode(written)) == rounded(encode(summary_of(get(name), run.content())))
     for claim in get(name).claims([]):
         assert (claim.holds, claim.seeds) == (None, 0), claim
 
@@ -190,7 +196,7 @@ BAD = [
     ("laplacian-vs-logdet", change(metric="log_det", jitter=1e3, to=lambda v: [2 * x for x in v]),
      ["On the diagonal", "gets better"]),  # a factor of 2
     ("laplacian-vs-logdet", change(metric="log_det", jitter=1e-3, to=shuffled), ["Monotone"]),
-    ("moons-eigs", change(method="fs-map", jitter=1e-10, to=20.0), ["below a tenth"]),
+    ("moons-eigs", change(method="fs-map", jitter=1e-10, to=200.0), ["below a tenth"]),
     ("moons-eigs", change(method="l-map", jitter=100.0, to=20.0), ["factor of 2"]),
     ("moons-solutions", change(metric="spread", start="chain", to=0.02), ["two optima"]),
     ("moons-solutions", change(metric="spread", start="random", jitter=0.01, to=0.2),
@@ -215,7 +221,9 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "spoil", "false"), BAD)
 def test_claims_differ_if_the_rows_say_so(name, spoil, false):
-    rows, judge = committed(name).rows(), get(name).claims
+    rows, judge = committed(name).content().rows, get(name).claims
+    if name == "moons-solutions":  # of one seed nothing is decided
+        rows += [row._replace(seed=1) for row in rows]
     pairs = zip(judge(rows), judge([spoil(row) for row in rows]), strict=True)
     refuted = [after.claim for before, after in pairs if before.holds != after.holds is not True]
     assert len(refuted) == len(false), refuted
@@ -234,7 +242,7 @@ def test_several_effects_are_judged_by_the_weakest():
     assert judge_all("falls", {**effects, "d": Mean(math.nan, 0.1, 3)}, below=0).holds is False
     values = (("a", 0, 1.0), ("a", 1, 1.1), ("a", 7, 9.0), ("b", 0, 2.0), ("b", 1, 2.2))
     rows = [Row("e", "m", value, method, seed) for method, seed, value in values]
-    ratio = compare(rows, {"method": "a"}, {"method": "b"}, ratio=True)
+    ratio = paired_effect(rows, {"method": "a"}, {"method": "b"}, ratio=True)
     assert ratio.n == 2
     assert judge_all("half", {"": ratio}, ratio=True, below=0.6).ours == "0.5 times"
     assert judge_all("half", {"": ratio}, ratio=True, within=1.5).holds is False
@@ -246,7 +254,7 @@ def test_several_effects_are_judged_by_the_weakest():
     + [("quadrature_error", 0.1, False)],
 )
 def test_quadrature_and_chain_have_to_agree(metric, value, holds):
-    rows = [row._replace(deviations=()) for row in committed("mixture-bma").rows()]
+    rows = [row._replace(deviations=()) for row in committed("mixture-bma").content().rows]
     rows = [change(metric="chain_z", to=1.5)(row) for row in rows]
     rows = [change(metric=metric, prior_std=10.0, to=value)(row) for row in rows]
     (claim,) = [claim for claim in get("mixture-bma").claims(rows) if "NUTS" in claim.claim]
@@ -256,6 +264,43 @@ def test_quadrature_and_chain_have_to_agree(metric, value, holds):
 def test_seeds_of_an_experiment_without_any():
     with pytest.raises(InputError, match="--seeds: theory-metric has no seeds"):
         list(engine.run(["theory-metric"], engine.Options(seeds=3)))
+
+
+def test_the_grid_is_not_tested_where_the_paper_has_no_figure():
+    rows = [
+        row for row in committed("mixture-bma").content().rows if row.config.get("prior_std") == 0.5
+    ]
+    assert get("mixture-bma").claims(rows)[-1].seeds == 0
+
+
+def test_claims_and_the_live_figure_have_the_noise_of_the_run(tmp_path):
+    rows = measure("mixture-posterior", tmp_path, prior_std=3.0, noise_std=0.2)
+    live = get("mixture-posterior").live(rows)
+    assert (live["alpha"], live["sigma"]) == (3.0, 0.2)
+    rows = measure("fourier", tmp_path, noise_std=0.05)
+    assert "noise (0.05)" in str(get("fourier").claims(rows))
+
+
+@pytest.mark.parametrize(
+    "name", ["fourier-points", "mixture-bma", "moons-solutions", "moons-pathology"]
+)
+def test_every_part_of_a_run_has_claims_and_pictures(name):
+    lines, experiment = committed(name).content().lines, get(name)
+    units = list({key_of(line.row.unit): None for line in lines})
+    for some in ({u} for u in units), ({*units[:k]} for k in range(1, len(units), 2)):
+        for part in some:
+            rows = [line.row for line in lines if key_of(line.row.unit) in part]
+            experiment.claims(rows)
+            experiment.table(rows)
+            with figures.style():
+                experiment.draw(rows)
+    assert get("shift").draw([]) == {}
+
+
+def test_one_stage_or_decade_tests_no_gain(tmp_path):
+    rows = measure("moons-pathology", tmp_path, stages=1, decades=1)
+    claims = get("moons-pathology").claims(rows)
+    assert [bool(claim.seeds) for claim in claims] == [False, True, False, False]
 
 
 def test_without_a_sampler_the_rows_and_the_claim_say_so(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from fsmap.paper.images.experiments import (
 from fsmap.paper.images.protocol import ROWS, kind_of
 from fsmap.paper.images.reliability import ReliabilityByStrength
 from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, heads
-from fsmap.paper.images.verdict import compare, look_of, once_named
+from fsmap.paper.images.verdict import claim_about, look_of, once_named
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
 
@@ -69,6 +69,7 @@ def test_a_row_changes_settings(tmp_path: Path):
         (Shift, {"corruptions": ("fogg",)}, "fogg"),
         (Shift, {"severities": (1, 9)}, "9"),
         (LossLandscape, {"steps": 4}, "odd"),
+        (FSMAPAtScale, {"probes": 3}, "8, 16"),
         (LossLandscape, {"reach": 0.0}, "positive"),
         (ImageTable, {"precision": "foo"}, "foo"),
     ],
@@ -76,6 +77,7 @@ def test_a_row_changes_settings(tmp_path: Path):
 def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes, word):
     with pytest.raises(InputError, match=word):
         dataclasses.replace(experiment.config, **changes)
+    assert not hasattr(experiment.config, "trace_points")  # shared models did not depend on it
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_units_of_the_protocol_and_their_networks(experiment, unit, changes, tmp
 
 
 def tiny() -> dict[str, object]:
-    return {"limit": 32, "batch": 16, "points": 4, "width": 2, "trace_points": 4}
+    return {"limit": 32, "batch": 16, "points": 4, "width": 2}
 
 
 def measured(experiment, config, unit, here) -> list[Row]:
@@ -212,16 +214,16 @@ def test_claims_of_the_table_come_out_both_ways():
 def test_differences_are_of_the_seeds_that_both_sides_have_and_need_two_errors():
     rows = made_up({"ps-map": {"ece": 0.04}, "other": {"ece": 0.03}}, "fmnist")
     options = {"one": {"row": "other"}, "other": {"row": "ps-map"}, "command": "run"}
-    found = compare("lower", rows, "ece", below=0.0, **options)
+    found = claim_about("lower", rows, "ece", below=0.0, **options)
     assert (found.holds, found.seeds, found.source) == (True, 2, "ours")
     assert (found.effect, found.ours[:15]) == (pytest.approx(-1.0), "3 against 4, −1")
     lucky = [row._replace(seed=7, value=0.0) for row in rows if row.method == "ps-map"]
-    assert compare("lower", [*rows, *lucky], "ece", below=0.0, **options) == found
+    assert claim_about("lower", [*rows, *lucky], "ece", below=0.0, **options) == found
     noisy_rows = [
         row._replace(value=0.1) if (row.method, row.seed) == ("l-map", 1) else row for row in rows
     ]
-    assert compare("lower", noisy_rows, "ece", below=0.0, **options).holds is None
-    alone = compare("lower", rows[:1], "ece", below=0.0, paper="2 %", **options)
+    assert claim_about("lower", noisy_rows, "ece", below=0.0, **options).holds is None
+    alone = claim_about("lower", rows[:1], "ece", below=0.0, paper="2 %", **options)
     assert (alone.holds, alone.seeds, alone.reason, alone.source) == (None, 0, "run", "paper")
 
 
@@ -230,12 +232,14 @@ def test_rows_are_tuned_on_held_out_images_and_compared_as_tuned():
         "ps-map": {"valid_nll": 0.3, "ece": 0.04},
         "ps-map@wd-1e-2": {"valid_nll": 0.2, "ece": 0.02},
         "ps-map@wd-1e-1": {"valid_nll": 0.4, "ece": 0.01},
-        "ps-map@valid-0": {"ece": 0.05},
+        "ps-map@valid-0": {"ece": 0.05, "valid_nll": 0.1},
         "other": {"valid_nll": 0.1, "ece": 0.03},
     }
     rows = made_up(values, "fmnist")
     table = {line["row"]: line["ours"] for line in ImageTable().table(rows)}
     assert table == {"ps-map": 4.0, "ps-map@valid-0": 5.0, "other": 3.0, "ps-map@tuned": 2.0}
+    lucky = [row._replace(seed=7, value=0.0) for row in rows if row.metric == "valid_nll"][:2]
+    assert ImageTable().table(rows + lucky)[-1]["ours"] == 2.0  # a seed that only ps-map has
     # PS-MAP is compared as tuned only with an L-MAP that is tuned, too
     assert list(verdicts(ImageTable(), rows).values()) == [True]  # 3 % is below 4 %
     also = made_up({**values, "other@lambda-1e-5": {"valid_nll": 0.05, "ece": 0.025}}, "fmnist")
@@ -316,6 +320,7 @@ def test_rows_can_be_told_apart():
 
 
 def test_flatness():
+    assert LossLandscape.config.seeds == LaplacianTrace.config.seeds == ImageTable.config.seeds
     for rise in (1.0, 2.1):
         values = {"ps-map": {"rise": 2.0, "loss_along": [9.0, 1.0]}, "other": {"rise": rise}}
         rows = made_up(values, "fmnist")

@@ -135,10 +135,17 @@ def test_a_damaged_run_is_named_and_does_not_stop_the_others(runs):
     assert "The curve is a parabola." not in page.said
 
 
+def test_a_page_is_made_in_any_locale(runs, monkeypatch):
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *how: read(path, *(how or ["ascii"])))
+    assert build([runs / "runs"], runs / "report") == build([runs / "runs"], runs / "report")
+
+
 def test_rows_that_cannot_be_judged_are_said(runs, monkeypatch):
     monkeypatch.setattr(Squares, "claims", lambda self, rows: {}["gone"])
     _, page = page_of(runs, "runs")
-    assert "its rows (quick) cannot be drawn: KeyError" in page.said
+    assert "claims cannot be made of these rows: KeyError: 'gone'" in page.said
+    assert "made up" in page.said  # and the rest is shown
 
 
 @pytest.mark.parametrize(
@@ -217,6 +224,14 @@ def test_the_commands_for_what_is_missing_work():
         assert 0 < len(units) <= len(experiment.units(experiment.config))
         changed = [text.partition("=")[0] for text in parsed.set]
         assert set(changed) <= set(experiment.selecting), words  # can be added to a run
+
+
+def test_fields_that_select_change_the_units():
+    for e in registry().values():
+        for name in {*e.selecting} & {*vars(e.config)} - {"compile", "graph"}:
+            value = getattr(e.config, name)
+            less = value - 1 if isinstance(value, int) else value[:-1]
+            assert e.units(dataclasses.replace(e.config, **{name: less})) != e.units(e.config), e.id
 
 
 def test_committed_runs_can_be_resumed():

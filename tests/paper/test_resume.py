@@ -26,6 +26,10 @@ def squares():
         yield
 
 
+def state(run: RunFolder) -> str:
+    return run.state_of(run.content())
+
+
 def raise_at(n: int):
     def trouble(unit):
         if unit["n"] == n:
@@ -67,12 +71,12 @@ def test_an_error_half_way_keeps_finished_units_and_resume_goes_on(tmp_path, mon
     assert "RuntimeError: boom" in failed.reason
     assert f"fsmap run squares --out {tmp_path} --resume" in failed.reason
     here = RunFolder(tmp_path / "squares")
-    assert here.state == "unfinished"
-    assert {row.config["n"] for row in here.rows()} == {1, 2}
+    assert state(here) == "unfinished"
+    assert {row.config["n"] for row in here.content().rows} == {1, 2}
 
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # a finished unit must not run again
     assert finish(tmp_path)[0] == ["squares: resuming, 2 units are done"]
-    values = [row.value for row in here.rows() if row.metric == "square"]
+    values = [row.value for row in here.content().rows if row.metric == "square"]
     assert values == [1.0, 1.1, 4.0, 4.1, 9.0, 9.1, 16.0, 16.1]
 
 
@@ -81,11 +85,11 @@ def test_a_killed_process_is_resumed(tmp_path):
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     here = RunFolder(tmp_path / "squares")
-    assert here.state == "unfinished"
-    assert len(here.done()) == 2
+    assert state(here) == "unfinished"
+    assert len(here.content().units) == 2
     refuse(tmp_path, "holds an unfinished run (2 units done)")
     finish(tmp_path)
-    rows = here.rows()
+    rows = here.content().rows
     assert len({(row.metric, row.seed, row.config["n"]) for row in rows}) == len(rows) == 12
 
 
@@ -117,7 +121,7 @@ def test_an_interrupted_process_says_how_to_go_on(tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert f"fsmap run squares --out {out} --resume" in errors
-    assert len(RunFolder(out / "squares").done()) == 1
+    assert len(RunFolder(out / "squares").content().units) == 1
 
 
 def test_resume_with_another_config_is_refused(tmp_path):
@@ -145,7 +149,7 @@ def test_a_finished_run_is_replaced_only_by_force_and_kept_aside(tmp_path, monke
         assert previous.read_bytes() == before
     monkeypatch.setattr(Squares, "trouble", None)
     finish(tmp_path, "scale=5")
-    assert RunFolder(tmp_path / "squares").rows()[0].value == 5.0
+    assert RunFolder(tmp_path / "squares").content().rows[0].value == 5.0
     assert previous.read_bytes() == before
 
 
@@ -158,9 +162,9 @@ def test_a_run_in_pieces(tmp_path, monkeypatch):
     (kept,) = run(tmp_path, assignments=("sizes=2",), resume=True)
     assert kept.status == "kept"
     finish(tmp_path, "sizes=2,3")
-    assert {row.config["n"] for row in here.rows()} == {1, 2, 3}
-    assert len(here.done()) == 3
-    assert here.header()["config"]["sizes"] == [2, 3]
+    assert {row.config["n"] for row in here.content().rows} == {1, 2, 3}
+    assert len(here.content().units) == 3
+    assert here.content().header["config"]["sizes"] == [2, 3]
     (refused,) = run(tmp_path, assignments=("sizes=4", "scale=2"), resume=True)
     assert "another config (scale: 1.0 there, 2.0 now)" in refused.reason
     assert here.finished
@@ -180,7 +184,7 @@ def grown(tmp_path, monkeypatch):
 
 def test_a_run_that_lacks_units_is_shown_with_those_it_has(tmp_path, grown):
     here = RunFolder(tmp_path / "squares")
-    assert here.state == "unfinished"
+    assert state(here) == "unfinished"
     assert last_result(Squares(), [tmp_path]) == "1/2 agree, 1 differ, 3/4 units, unfinished"
     assert "3 of 4 units" in page(tmp_path)
     assert finish(tmp_path, "sizes=4,5")[1]["rows"] == 5 * 3
@@ -191,7 +195,7 @@ def test_a_summary_is_replaced_although_no_unit_is_missing(tmp_path, grown):
     """As after a kill between the last unit and the summary."""
     refuse(tmp_path, "holds an unfinished run (3 units done)", assignments=("sizes=1,2,3",))
     assert finish(tmp_path, "sizes=3")[1]["rows"] == 3 * 3
-    assert RunFolder(tmp_path / "squares").state == "complete"
+    assert state(RunFolder(tmp_path / "squares")) == "complete"
 
 
 @pytest.mark.parametrize(("name", "resume"), [("squares", True), ("all", False)])
@@ -211,8 +215,8 @@ def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkey
     here.summary_file.write_text(text)
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
     assert finish(tmp_path, f"sizes={sizes}")[0] == ["squares: resuming, 2 units are done"]
-    assert here.state == "complete"
-    assert {row.config["n"] for row in here.rows()} == set(map(int, sizes.split(",")))
+    assert state(here) == "complete"
+    assert {row.config["n"] for row in here.content().rows} == set(map(int, sizes.split(",")))
 
 
 def test_rows_of_different_units_in_each_others_place_are_put_in_order(tmp_path):
@@ -269,7 +273,7 @@ ALTERED = {
 def test_a_unit_that_was_altered_runs_again(tmp_path, name, finished):
     run(tmp_path)
     here = RunFolder(tmp_path / "squares")
-    expected = here.rows()
+    expected = here.content().rows
     file = here.units_file if name.startswith("unit") else here.rows_file
     file.write_text("".join(ALTERED[name](file.read_text().splitlines(keepends=True))))
     before = here.rows_file.read_bytes()
@@ -279,7 +283,7 @@ def test_a_unit_that_was_altered_runs_again(tmp_path, name, finished):
         here.summary_file.unlink()
     assert "do not match" in finish(tmp_path)[0][0]
     assert (here.path / DAMAGED).read_bytes() == before
-    assert [row.value for row in here.rows() if row.metric == "square"] == [
+    assert [row.value for row in here.content().rows if row.metric == "square"] == [
         row.value for row in expected if row.metric == "square"
     ]
 

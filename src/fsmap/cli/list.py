@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fsmap import cli
-from fsmap.paper.engine import TROUBLE, Experiment, coverage, get, registry, section
-from fsmap.paper.rows import AGREES, DIFFERS, VERDICTS, RunFolder, claim_entry, judged, verdict
+from fsmap.paper import rows as records
+from fsmap.paper.engine import ROW_ERRORS, Experiment, coverage, get, registry, section
+from fsmap.paper.rows import AGREES, DIFFERS, VERDICTS, Content, RunFolder, verdict
 
 OPTIONS = {
     "id ID?": (str, "show one experiment in detail"),
@@ -42,30 +43,31 @@ def run(arguments: argparse.Namespace) -> None:
 def last_result(experiment: Experiment, folders: list[Path]) -> str:
     """The last result of an experiment; a full-size one is preferred to a quick one."""
     runs = [RunFolder(folder / experiment.id) for folder in folders]
-    found = [(run, state) for run in runs if (state := run.state) != "empty"]
-    complete = [run for run, state in found if state == "complete"]
-    full = [run for run in complete if run.header()["size"] == "full"]
+    pairs = [(run, run.content()) for run in runs]
+    found = [(c, s, run.path.parent) for run, c in pairs if (s := run.state_of(c)) != "empty"]
+    complete = [content for content, state, _ in found if state == "complete"]
+    full = [content for content in complete if content.header["size"] == "full"]
     if full or (found and found[0][1] == "complete"):
         return _outcome(experiment, (full or complete)[0])
     if not found:
         return "\u2013"
-    run, state = found[0]
-    if state == "unfinished" and run.done():
-        return f"{_outcome(experiment, run)}, unfinished"
-    text = f"{state} in {run.path.parent}"
+    content, state, folder = found[0]
+    if state == "unfinished" and content.units:
+        return f"{_outcome(experiment, content)}, unfinished"
+    text = f"{state} in {folder}"
     return cli.styled(text, cli.RED) if state == "damaged" else text
 
 
-def _outcome(experiment: Experiment, run: RunFolder) -> str:
+def _outcome(experiment: Experiment, run: Content) -> str:
     try:
-        claims = judged(map(claim_entry, experiment.claims(run.rows())))
-    except TROUBLE as error:
+        claims = records.judged(map(records.claim_entry, experiment.claims(run.rows)))
+    except ROW_ERRORS as error:
         return f"cannot be judged: {type(error).__name__}"
     found = list(map(verdict, claims))
     parts = [f"{found.count(AGREES)}/{len(found)} agree" if found else "no claims"]
     parts += [f"{found.count(v)} {v.rstrip('s')}" for v in VERDICTS[1:] if v in found]
     words = cli.styled(", ".join(parts), cli.RED if DIFFERS in found else cli.GREEN)
-    size = coverage(experiment, run.header(), run.done()).partition(",")[0]
+    size = coverage(experiment, run.header, run.units).partition(",")[0]
     return f"{words}, {size.replace(' of ', '/')}"
 
 

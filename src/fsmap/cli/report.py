@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from fsmap import cli
-from fsmap.paper.engine import TROUBLE, publish, registry
+from fsmap.paper.engine import ROW_ERRORS, publish, registry
 from fsmap.paper.report.page import build, find_runs
 from fsmap.paper.rows import RunFolder
 
@@ -46,5 +46,5 @@ def _redraw(folders: list[Path]) -> None:
         try:
             with run.lock():
                 publish(registry()[found.id], run)
-        except TROUBLE as error:  # or a run is in progress, which draws its own rows
+        except ROW_ERRORS as error:  # or a run is in progress, which draws its own rows
             cli.note(f"{found.id}: not drawn again: {error}")

@@ -101,7 +101,7 @@ def _cifar10(files: Files, split: str) -> Images:
     start = "data_batch" if split == "train" else "test_batch"
     batches = [files[name] for name in sorted(files) if name.startswith(start)]
     pixels = [_picture(batch).reshape(-1, 32, 32, 3) for batch in batches]
-    labels = json.loads(files[f"{split}_lables.json"].read_text())  # the package's spelling
+    labels = json.loads(files[f"{split}_lables.json"].read_text("utf-8"))  # the package's spelling
     return Images(_planar(np.concatenate(pixels)), torch.tensor(labels))
 
 

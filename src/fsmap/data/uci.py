@@ -65,7 +65,7 @@ def read_table(name: str, data_dir: Folder = None) -> Table:
 
 def parse_table(name: str, path: Path) -> Table:
     """Read a CSV file of numbers with a header and the target in the last column."""
-    with path.open() as stream:
+    with path.open(encoding="utf-8") as stream:
         names = len(stream.readline().split(","))
         try:
             values = np.loadtxt(stream, delimiter=",", ndmin=2)

@@ -239,7 +239,7 @@ class ImageRun:
         for hook in self.hooks:
             getattr(hook, "on_epoch", hook)(self)
         if self.log is not None:
-            with self.log.open("a") as file:
+            with self.log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
     def _totals(self) -> dict[str, float]:

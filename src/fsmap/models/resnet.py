@@ -180,7 +180,7 @@ def resnet50_imagenet(
 
 def read_keras(files: Mapping[str, Path]) -> dict[str, Tensor]:
     """Our state dict from the shards of a Keras model that was converted for TensorFlow.js."""
-    manifest = json.loads(files["model.json"].read_text())["weightsManifest"][0]
+    manifest = json.loads(files["model.json"].read_text("utf-8"))["weightsManifest"][0]
     raw = b"".join(files[name].read_bytes() for name in manifest["paths"])
     sizes = [math.prod(entry["shape"]) for entry in manifest["weights"]]
     if len(raw) != 4 * sum(sizes):

@@ -35,28 +35,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from fsmap.errors import FsmapError, InputError, MissingDataError, did_you_mean
+from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError, did_you_mean
 from fsmap.files import circumstances, plain
 from fsmap.functional import as_device
+from fsmap.paper import rows as records
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import Interactive
 from fsmap.paper.report.tables import Mean, in_order, mean, summarize, with_error
-from fsmap.paper.rows import (
-    DAMAGED,
-    Claim,
-    Content,
-    Row,
-    Rows,
-    RunFolder,
-    Source,
-    Unit,
-    Value,
-    claim_entry,
-    judge,
-    key_of,
-    margin,
-    not_tested,
-)
+from fsmap.paper.rows import Claim, Content, Row, Rows, RunFolder, Source, Unit, Value, key_of
 from fsmap.progress import progress
 
 if TYPE_CHECKING:
@@ -64,7 +50,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]  # takes a note for the user, one line
 Plots: TypeAlias = "dict[str, Figure]"  # figures by file name (without ending)
-TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+ROW_ERRORS = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of figures and claims if rows are missing or of an older version."""
 
 
@@ -171,16 +157,17 @@ def judge_all(
         options[kind] = math.log(options[kind])
     effects = {place: effect for place, effect in effects.items() if effect.n}
     if not effects:
-        return judge(claim, math.nan, math.nan, 0, **options)
+        return records.judge(claim, math.nan, math.nan, 0, **options)
 
     def support(effect: Mean) -> float:
-        """By how many standard errors the effect is on the right side of its bound."""
-        ahead = margin(effect.mean, **{kind: options[kind]})
-        if not math.isfinite(ahead):
+        """How far the effect is on the right side of its bound, in half widths of its interval."""
+        ahead = records.margin(effect.mean, **{kind: options[kind]})
+        if not ahead > -math.inf:  # or nan
             return -math.inf
         if math.isnan(effect.stderr):
             return 0.0
-        return ahead / effect.stderr if effect.stderr else math.copysign(math.inf, ahead)
+        reach = records.t95(effect.n) * effect.stderr
+        return ahead / reach if reach else math.copysign(math.inf, ahead)
 
     place, weakest = min(effects.items(), key=lambda item: support(item[1]))
     if ratio:
@@ -189,10 +176,10 @@ def judge_all(
     else:
         shown = with_error(weakest.mean, weakest.stderr)
     options.setdefault("ours", f"{shown} ({place})" if place else shown)
-    return judge(claim, *weakest, **options)
+    return records.judge(claim, *weakest, **options)
 
 
-def compare(
+def paired_effect(
     rows: Rows, one: Mapping[str, Any], other: Mapping[str, Any], *, ratio: bool = False
 ) -> Mean:
     """Mean and error over seeds of one - other (or log one/other), rows selected by fields."""
@@ -209,7 +196,7 @@ def exact(
 ) -> Claim:
     """A claim about an exact quantity; not tested without ``seeds`` (or other repetitions)."""
     if not seeds:
-        return not_tested(claim, "no rows", paper, source)
+        return records.not_tested(claim, "no rows", paper, source)
     return Claim(claim, bool(holds), ours, paper, seeds=seeds, source=source)
 
 
@@ -445,7 +432,7 @@ class Job:
         self.folder = RunFolder(options.out / experiment.id)
 
     def run(self, say: Say, label: str) -> Outcome:
-        """Measure the units that are left, then draw and judge the rows."""
+        """Measure the units that are left, then draw and records.judge the rows."""
         experiment, options, folder = self.experiment, self.options, self.folder
         small = options.device == "auto" and experiment.device == "cpu"
         device = as_device("cpu" if small else options.device)
@@ -459,9 +446,9 @@ class Job:
         with folder.lock():
             if self.lenient and folder.finished and not (options.resume or options.force):
                 return self.outcome("kept", "finished before; --force runs it again")
-            if not self._open(units, say):
+            done = self._open(units, say)
+            if done is None:
                 return self.outcome("kept", "finished before")
-            done = folder.done()
             left = [unit for unit in units if key_of(unit) not in done]
             with progress(len(left), label, silent=options.silent) as bar:
                 for index, unit in enumerate(left):
@@ -476,7 +463,7 @@ class Job:
                     folder.add(unit, *self._measure(unit, device, advance))
                     bar.update(index + 1)
             if options.resume:
-                folder.tidy(folder.header(), units)
+                folder.tidy(units)
             return self.outcome("finished", summary=publish(experiment, folder))
 
     def _measure(
@@ -502,21 +489,26 @@ class Job:
         """The outcome of this run."""
         return Outcome(self.experiment.id, status, self.folder.path, reason, **more)
 
-    def _open(self, units: Sequence[Unit], say: Say) -> bool:
-        """Make the folder ready for the next unit; False if there is nothing left to do."""
-        options, found = self.options, self.folder
+    def _open(self, units: Sequence[Unit], say: Say) -> Container[str] | None:
+        """Make the folder ready for the next unit; finished units, or None if all are done."""
+        options, found, content = self.options, self.folder, self.folder.content()
         config = plain(dataclasses.asdict(self.config))
         header = {"experiment": self.experiment.id, "size": options.size, "config": config}
         if found.foreign:
             raise InputError(
                 f"{found.path} exists and holds no run of fsmap. Choose another --out."
             )
-        state, done = found.state, found.done()
-        there = {} if state == "empty" or options.force else found.header()
-        if not there or not (options.resume or found.finished or done):
+        state, done, there = found.state_of(content), content.units, content.header
+        anew = state == "empty" or options.force
+        if not (anew or there):
+            raise CheckpointError(
+                f"the first line of {found.units_file}, which says what this run is, is missing or "
+                "damaged: nothing can be resumed here. Restore a copy, or start anew with --force."
+            )
+        if anew or not (options.resume or found.finished or done):
             found.clear()
             found.begin({**header, "units": len(units)})
-            return True
+            return ()
         if not options.resume:
             kind = "a finished" if state == "complete" else "an unfinished"
             raise InputError(
@@ -524,14 +516,14 @@ class Job:
                 "with --resume, start anew with --force, or choose another --out."
             )
         if found.finished and there["size"] == "full" and options.quick and state != "damaged":
-            return False  # a full run satisfies --quick
-        _check_same(found, header, self.experiment.selecting)
+            return None  # a full run satisfies --quick
+        _check_same(found, there, header, self.experiment.selecting)
         if state == "complete" and all(key_of(unit) in done for unit in units):
-            if found.summarized(summary_of(self.experiment, found)):
-                return False
+            if found.summarized(summary_of(self.experiment, content)):
+                return None
         header["units"] = len({*done, *map(key_of, units)})
-        say(f"{self.experiment.id}: {_resuming(found.tidy(header, units))}")
-        return True
+        say(f"{self.experiment.id}: {_resuming(found.tidy(units, header))}")
+        return done
 
     def failed(self, error: Exception) -> Outcome:
         """The outcome after an error: skipped if data are missing and ``lenient``, else failed."""
@@ -556,14 +548,14 @@ def _resuming(content: Content) -> str:
     if content.damaged:
         units = ", ".join(content.damaged[:8]) + (" …" if len(content.damaged) > 8 else "")
         text += f", {len(content.damaged)} do not match their checksum and run again ({units}; a "
-        text += f"copy of all rows: {DAMAGED})"
+        text += f"copy of all rows: {records.DAMAGED})"
     if content.dropped:
         text += f", {content.dropped} rows of an unfinished unit dropped"
     return text
 
 
-def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:
-    both = plain(found.header()), header
+def _check_same(found: RunFolder, there: Unit, header: Unit, selecting: Sequence[str]) -> None:
+    both = plain(there), header
     before, now = ({**h["config"], "experiment": h["experiment"], "size": h["size"]} for h in both)
     changed = [
         f"{key}: {before.get(key)} there, {now.get(key)} now"
@@ -577,10 +569,10 @@ def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence
         )
 
 
-def summary_of(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
+def summary_of(experiment: Experiment, content: Content) -> dict[str, Any]:
     """The content of ``summary.json``: a function of the rows and units of a run."""
-    rows, done, header = run.rows(), run.done(), run.header()
-    size = coverage(experiment, header, done)
+    rows, header = content.rows, content.header
+    size = coverage(experiment, header, content.units)
     missing = [] if size in ("quick", "full") else [size]
     around = {
         name: ", ".join(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
@@ -590,9 +582,9 @@ def summary_of(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
         "experiment": experiment.id,
         "size": header["size"],
         "protocol": experiment.protocol,
-        "seconds": round(sum(done.values()), 3),
+        "seconds": round(sum(unit["seconds"] for unit in content.units.values()), 3),
         **around,
-        "claims": [claim_entry(claim) for claim in experiment.claims(rows)],
+        "claims": [records.claim_entry(claim) for claim in experiment.claims(rows)],
         "table": experiment.table(rows),
         "label": experiment.label,
         "title": experiment.title,
@@ -604,10 +596,11 @@ def summary_of(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
 
 
 def publish(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
-    """Draw and judge the rows of a run; write ``summary.json`` last of all."""
+    """Draw and records.judge the rows of a run; write ``summary.json`` last of all."""
+    content = run.content()
     with figures.style():
-        for name, figure in experiment.draw(run.rows()).items():
+        for name, figure in experiment.draw(content.rows).items():
             figures.save(figure, run.path, name)
-    summary = summary_of(experiment, run)
+    summary = summary_of(experiment, content)
     run.write_summary(summary)
     return summary

@@ -11,9 +11,9 @@ A unit is finished if, and only if, its line stands in ``units.jsonl`` and its r
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
 written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which every parser accepts.
 
-Claims are computed from rows: by :func:`judge` about a measured effect, which has to be two
-standard errors from its bound, and as ``Claim(text, holds, ours, paper)`` about an exact quantity
-(a theorem, a deterministic optimum).
+Claims are computed from rows: by :func:`judge` about a measured effect, whose 95 % interval must
+not contain the bound, and as ``Claim(text, holds, ours, paper)`` about an exact quantity (a
+theorem, a deterministic optimum).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from fsmap.errors import CheckpointError
 from fsmap.files import exclusive, plain, remove_partial, revive, write_whole
 
 Value = float | Sequence[Any]  # a number, or a (nested) list of numbers: a curve, an image
@@ -123,8 +122,9 @@ def judge(
     source: Source = "paper",
     **bound: float,
 ) -> Claim:
-    """A claim about a measured effect: decided if it is two standard errors from its bound.
+    """A claim about a measured effect: decided if its bound is outside the 95 % interval.
 
+    The interval is that of Student's t: :func:`t95` standard errors on either side.
     ``effect`` is a difference, such as the mean over seeds of L-MAP's ECE minus PS-MAP's, or ours
     minus the paper's value; with one seed its error is nan, and the claim undecided. Without seeds
     (or splits) it is not tested. One bound says what is claimed: the effect is ``below`` or
@@ -134,20 +134,27 @@ def judge(
         >>> judge("ECE falls", -0.4, 0.1, 5, below=0).holds
         True
         >>> judge("ECE falls", -0.1, 0.1, 5, below=0).reason
-        'within two standard errors'
+        'the bound is within the 95 % interval'
     """
     ahead = margin(effect, **bound)
     shown = effect if ours is None else ours
     made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
     if seeds == 0:
         return made._replace(ours=None, effect=None, stderr=None, reason="no rows")
-    if not math.isfinite(ahead):
+    if not ahead > -math.inf:  # or nan
         return made._replace(holds=False)
     if math.isnan(stderr):
-        return made._replace(reason="one seed: the error is not known")
-    if abs(ahead) <= 2 * stderr:
-        return made._replace(reason="within two standard errors")
+        return made._replace(reason="one seed: " * (seeds == 1) + "the error is not known")
+    if abs(ahead) <= t95(seeds) * stderr:
+        return made._replace(reason="the bound is within the 95 % interval")
     return made._replace(holds=ahead > 0)
+
+
+def t95(n: int) -> float:
+    """Half the 95 % interval of a mean of ``n`` values, in standard errors (Student's t)."""
+    df = n - 1
+    table = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+    return table[df] if df < len(table) else 1.96 + 2.372 / df + 2.823 / df**2
 
 
 def margin(effect: float, **bound: float) -> float:
@@ -201,6 +208,11 @@ class Content(NamedTuple):
     lines: list[Line]  # rows of these units
     damaged: list[str]  # units that do not match their checksum
     dropped: int  # rows of no finished unit, and lines that are no rows
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows of finished units."""
+        return [line.row for line in self.lines]
 
 
 def read_rows(path: Path) -> tuple[list[Line], int]:
@@ -263,8 +275,7 @@ class RunFolder:
         """Whether there is a summary, of these rows or of fewer."""
         return self.summary_file.exists()
 
-    @property
-    def state(self) -> str:
+    def state_of(self, content: Content) -> str:
         """``"empty"``, ``"unfinished"``, ``"damaged"`` or ``"complete"``.
 
         Unfinished: units or the summary are missing. Damaged: the header or a unit does not match
@@ -272,7 +283,6 @@ class RunFolder:
         """
         if not any(file.exists() for file in self.files):
             return "empty"
-        content = self.content()
         if not content.header or content.damaged:
             return "damaged"
         whole = self.finished and content.header.get("units", 0) <= len(content.units)
@@ -281,7 +291,7 @@ class RunFolder:
     @property
     def foreign(self) -> bool:
         """Whether something else is here; hidden files, which a kill may leave, do not count."""
-        if self.state != "empty":
+        if any(file.exists() for file in self.files):
             return False
         if not self.path.is_dir():
             return self.path.exists()
@@ -310,23 +320,6 @@ class RunFolder:
         header = head if "config" in head and intact(head) else {}
         return Content(header, units, kept, damaged, dropped + len(lines) - len(kept))
 
-    def rows(self) -> list[Row]:
-        """Rows of finished units."""
-        return [line.row for line in self.content().lines]
-
-    def done(self) -> dict[str, float]:
-        """Finished units by key, and how many seconds they took."""
-        return {key: line["seconds"] for key, line in self.content().units.items()}
-
-    def header(self) -> dict[str, Any]:
-        """Experiment, size and config of the run in this folder."""
-        if header := self.content().header:
-            return header
-        raise CheckpointError(
-            f"the first line of {self.units_file}, which says what this run is, is missing or "
-            "damaged: nothing can be resumed here. Restore a copy, or start anew with --force."
-        )
-
     def summarized(self, summary: Mapping[str, Any]) -> bool:
         """Whether ``summary.json`` has these entries."""
         found = parse(self.summary_file.read_bytes()) if self.summary_file.is_file() else {}
@@ -337,7 +330,9 @@ class RunFolder:
         text = json.dumps(plain(summary), indent=1, allow_nan=False, ensure_ascii=False)
         write_whole(self.summary_file, text + "\n")
 
-    def tidy(self, header: Mapping[str, Any], units: Sequence[Mapping[str, Any]]) -> Content:
+    def tidy(
+        self, units: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None = None
+    ) -> Content:
         """Keep finished units only, in the order of ``units``; those that are not in it come first.
 
         Rows of unfinished units, and units that do not match their checksum, are dropped.
@@ -352,7 +347,7 @@ class RunFolder:
         keys = sorted(content.units, key=lambda key: place.get(key, -1))
         order = {key: number for number, key in enumerate(keys)}
         lines = sorted(content.lines, key=lambda line: order[key_of(line.row.unit)])
-        self._write_units(header, [content.units[key] for key in keys])
+        self._write_units(header or content.header, [content.units[key] for key in keys])
         write_whole(self.rows_file, b"".join(line.text + b"\n" for line in lines))
         return content
 

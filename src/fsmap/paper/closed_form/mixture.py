@@ -21,7 +21,7 @@ from fsmap.objective.closed_form import EXP, BumpBasis, Invertible
 from fsmap.objective.objective import Normal, Objective
 from fsmap.paper.closed_form import fourier
 from fsmap.paper.closed_form.fourier import draw_options
-from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact, judge_all, paired_effect
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above
 from fsmap.paper.report.tables import largest, listed
@@ -115,8 +115,8 @@ def log_density(data: Batch, noise_std: float, prior_std: float) -> Callable[[Te
     return value
 
 
-def pulls(data: Batch, theta: Tensor, noise_std: float) -> Tensor:
-    """How sharply the data pin each parameter: the root of the curvature at θ, ``[2]``."""
+def root_curvature(data: Batch, theta: Tensor, noise_std: float) -> Tensor:
+    """Square root of the likelihood's curvature in each parameter at θ, ``[2]``."""
     return build().design(data.x).square().sum(0).sqrt() * theta.exp() / noise_std
 
 
@@ -162,16 +162,17 @@ class MixturePosterior(Experiment):
                 yield Measured("peak", GRID[density.argmax()], method, seed, where)
                 if seed == 0:
                     yield Measured("density", density, method, 0, where)
-        yield Measured("data", torch.stack([data[0].x, data[0].y]), seed=0)
+        stds = {"prior_std": config.prior_std, "noise_std": config.noise_std}
+        yield Measured("data", torch.stack([data[0].x, data[0].y]), seed=0, config=stds)
 
     def claims(self, rows: Rows) -> list[Claim]:
         sides = {"objective": TRUE}, {"objective": "none"}
         peaks, heights = (tables.select(rows, metric=metric) for metric in ("peak", "right_height"))
         return [
             judge_all("p(f_θ|D) peaks at a θ_R more than 0.25 below that of p(θ_R|D)",
-                      {"": compare(peaks, *sides)}, below=-0.25, paper="different"),
+                      {"": paired_effect(peaks, *sides)}, below=-0.25, paper="different"),
             judge_all("FS-MAP's right bump is below 0.75 of the height of PS-MAP's",
-                      {"": compare(heights, *sides, ratio=True)}, ratio=True, below=0.75,
+                      {"": paired_effect(heights, *sides, ratio=True)}, ratio=True, below=0.75,
                       paper="lower"),
         ]  # fmt: skip
 
@@ -188,9 +189,11 @@ class MixturePosterior(Experiment):
 
     def live(self, rows: Rows) -> dict[str, Any] | None:
         """The model and the first data set, for ``mixture.js``."""
-        for x, y in tables.values(rows, metric="data"):
-            model, about = build(), {"alpha": self.config.prior_std, "sigma": 0.1, "x": x, "y": y}
-            return {"centers": model.centers, "width": model.width, "scale": model.scale, **about}
+        for row in tables.select(rows, metric="data"):
+            config, model = {**vars(self.config), **row.config}, build()  # older rows have none
+            about = {"alpha": config["prior_std"], "sigma": config["noise_std"]}
+            about |= {"centers": model.centers, "width": model.width, "scale": model.scale}
+            return {**about, "x": row.value[0], "y": row.value[1]}
         return None
 
 
@@ -262,7 +265,7 @@ class MixtureBMA(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         distances = tables.select(rows, metric="distance")
         gaps = {
-            alpha: compare(members, {"method": "fs-map"}, {"method": "ps-map"})
+            alpha: paired_effect(members, {"method": "fs-map"}, {"method": "ps-map"})
             for (alpha,), members in tables.group(distances, "prior_std").items()
         }
         narrow = {"": gaps[1.2]} if 1.2 in gaps else {}
@@ -278,11 +281,13 @@ class MixtureBMA(Experiment):
             _chain_agrees(rows),
             exact("The authors' grid over θ_R alone gives the same average, to a fifth of the "
                   "nearer distance", largest(shares.values()) < 0.2, listed(shares, "α", ".1%"),
-                  source="ours", seeds=len({row.seed for row in distances})),
+                  source="ours", seeds=len({row.seed for row in distances}) if shares else 0),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
         shown = [a for a in PRINTED if tables.select(rows, metric="average", prior_std=a)]
+        if not shown:
+            return {}
         figure, panels = figures.axes(len(shown), panel=(2.9, 2.6), sharey=True, squeeze=False)
         for ax, alpha in zip(panels[0], shown, strict=True):
             _draw_functions(ax, tables.select(rows, prior_std=alpha))
@@ -294,7 +299,7 @@ class MixtureBMA(Experiment):
 
 def quadrature(config: BMAConfig, data: Batch, alpha: float, peak: Tensor) -> PosteriorMean:
     """E[exp θ] over both parameters. θ_L is pinned by the data, θ_R ends where the prior does."""
-    reach = 14 / float(pulls(data, peak, config.noise_std)[0])
+    reach = 14 / float(root_curvature(data, peak, config.noise_std)[0])
     left = interval(float(peak[0]) - reach, float(peak[0]) + reach, config.panels // 4)
     right = interval(-9 * alpha, 5.0, config.panels)
     return posterior_mean(log_density(data, config.noise_std, alpha), torch.exp, left, right)
@@ -311,9 +316,9 @@ def authors_grid(config: BMAConfig, data: Batch, alpha: float, peak: Tensor) -> 
 def by_nuts(config: BMAConfig, data: Batch, alpha: float) -> ChainMean:
     r"""E[exp θ] by NUTS, in coordinates z in which the posterior is easy to sample.
 
-    $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 at the wall that the likelihood
-    puts up at the right and slope α on the plateau at the left. A posterior expectation does not
-    depend on coordinates, other than a MAP solution.
+    $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 on the right, where the
+    likelihood falls steeply, and slope α on the plateau at the left. A posterior expectation does
+    not depend on coordinates, other than a MAP solution.
     """
     posterior = log_density(data, config.noise_std, alpha)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fsmap.objective.closed_form import IDENTITY, TANH, FourierBasis, Invertible, Squash
 from fsmap.objective.objective import Normal, Objective, Reparametrized
 from fsmap.paper.closed_form.fourier import draw_options, fourier_sum, regression, solve
-from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact, judge_all, paired_effect
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
 from fsmap.paper.report.tables import largest, smallest
@@ -64,7 +64,7 @@ class Reparam(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         sides = {"parameters": INVERTED}, {"parameters": ORIGINAL}
         rougher, larger = (
-            {"": compare(tables.select(rows, metric=metric), *sides, ratio=True)}
+            {"": paired_effect(tables.select(rows, metric=metric), *sides, ratio=True)}
             for metric in ("roughness", "median_weight")
         )
         of_fs, of_ps = (tables.select(rows, method=method) for method in ("fs-map", "ps-map"))

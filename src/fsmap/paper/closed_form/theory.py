@@ -359,7 +359,7 @@ class TheoryFlat(Experiment):
                     lambda t, c=drawn, d=train: c.log_posterior(t, d),  # type: ignore[misc]
                     drawn.model().theta.detach(),
                 )
-                gap, residual = compare(drawn, theta, train)
+                gap, residual = hessian_gap(drawn, theta, train)
                 yield Measured("relative_gap", gap, "ps-map", seed, where)
                 yield Measured("residual", residual, "ps-map", seed, where)
             context.advance((number + 1) / len(config.noise_stds))
@@ -388,7 +388,7 @@ class TheoryFlat(Experiment):
         return {"theory-flat": figure}
 
 
-def compare(config: FourierConfig, theta: Tensor, train: Batch) -> tuple[Tensor, Tensor]:
+def hessian_gap(config: FourierConfig, theta: Tensor, train: Batch) -> tuple[Tensor, Tensor]:
     """Relative difference of the loss's Hessian and 𝒥, and the root mean squared residual."""
     design = config.model().design(train.x)
 
@@ -469,7 +469,7 @@ class TheoryAnyParameter(Experiment):
                 look = {"markersize": 10, "alpha": 0.3} if plain else {"markersize": 4.5}
                 label = r"optimum in $\theta$" if plain else r"optimum in $(\theta - \theta_0)^3$"
                 ax.plot(*row.value, "o", color=figures.COLORS[method], label=label, **look)
-            ax.set(title=figures.NAMES[method], xlabel=r"$\theta_L$", ylabel=r"$\theta_R$")
+            ax.set(title=tables.word(method), xlabel=r"$\theta_L$", ylabel=r"$\theta_R$")
             legend_once(ax)
         return {"theory-any-parameter": figure}
 
@@ -477,10 +477,10 @@ class TheoryAnyParameter(Experiment):
 class Task:
     r"""Objectives in $\theta' = (\theta - \theta_0)^3$ for all θ₀, data sets and starts.
 
-    They are maximized over $u = \log|\theta - \theta_0|$ (the sign is the start's): there the peak
-    at θ₀, which is infinitely high and thinner than a float, is a slope that can be walked up. Each
-    member has its own θ₀ and signs, which a model function of ``fit_population`` cannot have: this
-    is Adam on the stack of all of them.
+    They are maximized over $u = \log|\theta - \theta_0|$ (the sign is the start's): in θ the peak
+    at θ₀ is infinitely high and narrower than float spacing; in u it becomes a slope that gradient
+    ascent can follow. Each member has its own θ₀ and signs, which a model function of
+    ``fit_population`` cannot have: this is Adam on the stack of all of them.
     """
 
     def __init__(self, data: Sequence[Batch], form: Invertible, config: AnyConfig) -> None:
@@ -610,7 +610,7 @@ def _draw(config: LargeConfig, size: int, seed: int) -> Batch:
 def _average(config: LargeConfig, data: Batch, peak: Tensor) -> PosteriorMean:
     """The average by panels that are narrow around the peak and reach to the ends of the prior."""
     sides = []
-    widths = mixture.pulls(data, peak, config.noise_std)
+    widths = mixture.root_curvature(data, peak, config.noise_std)
     for place, pull in zip(peak.tolist(), widths.tolist(), strict=True):
         wide = np.linspace(-9 * config.prior_std, 5, config.panels + 1)
         width = 10 * min(1 / max(pull, 1e-9), config.prior_std)

@@ -23,34 +23,9 @@ from fsmap.data.images import read_images
 from fsmap.errors import InputError
 from fsmap.paper import engine
 from fsmap.paper.engine import Context, Measured, Plots, judge_all
-from fsmap.paper.images.protocol import (
-    CHANGES,
-    ROWS,
-    ImageExperiment,
-    Kind,
-    RowsConfig,
-    RowsExperiment,
-    check_choice,
-    held_out_temperature,
-    kind_of,
-    measured,
-    rows_of,
-)
-from fsmap.paper.images.verdict import (
-    NAMES,
-    PRINTED,
-    TUNED,
-    command,
-    compare,
-    difference,
-    draw_lines,
-    draw_table,
-    full_length,
-    lines,
-    look_of,
-    once_named,
-    with_tuned,
-)
+from fsmap.paper.images import protocol, verdict
+from fsmap.paper.images.protocol import ROWS, ImageExperiment, Kind, RowsConfig, RowsExperiment
+from fsmap.paper.images.verdict import NAMES, TUNED, claim_about, command, full_length, lines
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import with_error
 from fsmap.paper.rows import Claim, Row, Rows, Unit, judge
@@ -103,12 +78,12 @@ class ImageTable(RowsExperiment):
     quick = RowsConfig.small(rows=("ps-map", "other"))
 
     def table(self, rows: Rows) -> tables.Table:
-        return lines(with_tuned(rows), TABLE_2)
+        return lines(verdict.with_tuned(rows), TABLE_2)
 
     def claims(self, rows: Rows) -> list[Claim]:
         claims = []
         for dataset, name in NAMES.items():
-            mine = full_length(with_tuned(rows), dataset)
+            mine = full_length(verdict.with_tuned(rows), dataset)
             seeds = {
                 name: {row.seed for row in members}
                 for (name,), members in tables.group(mine, "row").items()
@@ -152,21 +127,21 @@ class ImageTable(RowsExperiment):
                     if (row, metric) == ("nats", "nll"):
                         continue  # after scaling, below
                     claims.append(
-                        compare(f"{name}: {method} {words} {NAMED[rival]}", mine, metric,
-                                one={"row": best[row]}, other={"row": rival}, command=missing,
-                                paper=source, **bound)
+                        claim_about(f"{name}: {method} {words} {NAMED[rival]}", mine, metric,
+                                    one={"row": best[row]}, other={"row": rival}, command=missing,
+                                    paper=source, **bound)
                     )  # fmt: skip
             claims.append(
-                compare(f"{name}: LogTrace's NLL is below that of {NAMED[best['ps-map']]} after "
-                        "temperature scaling", mine, "nll", one={"row": best["nats"]},
-                        other={"row": best["ps-map"], "metric": "nll_scaled"}, command=missing,
-                        below=0.0)
+                claim_about(f"{name}: LogTrace's NLL is below that of {NAMED[best['ps-map']]} "
+                            "after temperature scaling", mine, "nll", one={"row": best["nats"]},
+                            other={"row": best["ps-map"], "metric": "nll_scaled"}, command=missing,
+                            below=0.0)
             )  # fmt: skip
         return claims
 
     def draw(self, rows: Rows) -> Plots:
-        alike = [row for row in with_tuned(rows) if "@valid" not in row.config["row"]]
-        return draw_table(alike, TABLE_2, self.id)
+        alike = [row for row in verdict.with_tuned(rows) if "@valid" not in row.config["row"]]
+        return verdict.draw_table(alike, TABLE_2, self.id)
 
 
 DECAYS = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")
@@ -205,7 +180,7 @@ class ImageTuning(RowsExperiment):
 
     def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
-        yield rows_of(run, kind)("valid_nll", metrics.nll(*run.logits("valid")))
+        yield protocol.rows_of(run, kind)("valid_nll", metrics.nll(*run.logits("valid")))
 
     def draw(self, rows: Rows) -> Plots:
         labels = {"wd": "weight decay", "lambda": "λ", "nats": "nats"}
@@ -223,8 +198,9 @@ class ImageTuning(RowsExperiment):
             ax.set_axis_off()
         for ax, ((dataset, key), shown_lines) in zip(panels.flat, found.items(), strict=False):
             for some in shown_lines:
-                look = look_of(some[0], label=tables.word(some[0].config["row"].partition("@")[0]))
-                figures.plot_mean(ax, *tables.line(some, CHANGES[key][0]), **look)
+                name = some[0].config["row"].partition("@")[0]
+                look = verdict.look_of(some[0], label=tables.word(name))
+                figures.plot_mean(ax, *tables.line(some, protocol.CHANGES[key][0]), **look)
             ax.set(title=NAMES[dataset], xlabel=labels[key], ylabel="held-out NLL")
             figures.log_scale(ax, "x")
             ax.legend()
@@ -281,7 +257,7 @@ class ImageSize(RowsExperiment):
         return [{"S": size} for size in config.sizes]
 
     def kind(self, unit: Unit) -> Kind:
-        kind = kind_of(unit["row"])
+        kind = protocol.kind_of(unit["row"])
         return kind._replace(changes={**kind.changes, "num_points": unit["S"]})
 
     def table(self, rows: Rows) -> tables.Table:
@@ -296,16 +272,16 @@ class ImageSize(RowsExperiment):
             for metric, words, bound, paper in CLAIMED:
                 if dataset in paper:
                     claims.append(
-                        compare(f"{name}: {words} from S = {few} to {many}", mine, metric,
-                                one={"num_points": many}, other={"num_points": few},
-                                command=command(self.id, datasets=dataset), paper=paper[dataset],
-                                **bound)
+                        claim_about(f"{name}: {words} from S = {few} to {many}", mine, metric,
+                                    one={"num_points": many}, other={"num_points": few},
+                                    command=command(self.id, datasets=dataset),
+                                    paper=paper[dataset], **bound)
                     )  # fmt: skip
         return claims
 
     def draw(self, rows: Rows) -> Plots:
         metrics = ("ece", "accuracy", "nll")
-        return {self.id: draw_lines(rows, "num_points", metrics, "S", TABLE_4)}
+        return verdict.draw_lines(rows, self.id, "num_points", metrics, "S", TABLE_4)
 
 
 LAST = {
@@ -323,19 +299,19 @@ class LaplacianTrace(RowsExperiment):
     label = "Fig. 6 right"
     title = "Laplacian during training"
     see = "R after every epoch of each method; dotted: the authors' last values."
-    cost = "three runs of a set; none where image-table has trained them"
+    cost = "nine runs of a set; none where image-table has trained them"
     protocol = (
         "rows of image-table: PS-MAP, L-MAP with D' and LogTrace; R(θ) in training "
         "mode at 128 training images and 128 of D' in one batch, as the authors log it, and of the "
         "deployed network at 256 images of D'; one draw of ψ (the same after every epoch)"
     )
-    config = RowsConfig(seeds=1)
+    config = RowsConfig()
     quick = RowsConfig.small(rows=("ps-map", "other"))
 
     def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
-        yield from measured(run, kind, context)
-        row = rows_of(run, kind)
+        yield from protocol.measured(run, kind, context)
+        row = protocol.rows_of(run, kind)
         for name in WHERE:
             if known := {line["epoch"]: line[name] for line in run.history if name in line}:
                 yield row(f"{name}_curve", list(known.values()), at=list(known))
@@ -351,7 +327,7 @@ class LaplacianTrace(RowsExperiment):
             ratios = {}
             for metric, words in WHERE.items():
                 sides = [{"metric": metric, "row": row} for row in ("ps-map", "other")]
-                ratios[words] = engine.compare(long, *sides, ratio=True)
+                ratios[words] = engine.paired_effect(long, *sides, ratio=True)
             text = f"{name}: PS-MAP's final Laplacian is more than 4 times that of L-MAP with D'"
             logged = "several times" if dataset == "fmnist" else "about 7 times (authors' logs)"
             claim = judge_all(text, ratios, ratio=True, above=4, paper=logged)
@@ -382,11 +358,11 @@ class LaplacianTrace(RowsExperiment):
             return {}
         figure, panels = figures.axes(len(curves), panel=(4.0, 2.8), squeeze=False)
         for ax, ((dataset, metric), some) in zip(panels[0], curves.items(), strict=True):
-            for row, look in once_named(some, marker="", linewidth=1.2):
+            for row, look in verdict.once_named(some, marker="", linewidth=1.2):
                 ax.plot(row.config.get("at", range(1, len(row.value) + 1)), row.value, **look)
             for (where, _), cells in LAST.items():
                 if where == dataset and metric in cells:
-                    ax.axhline(cells[metric][0], **PRINTED)
+                    ax.axhline(cells[metric][0], **verdict.PRINTED)
             ax.set_yscale("log")
             ax.locator_params(axis="x", integer=True)
             ax.legend()
@@ -428,7 +404,7 @@ class LabelNoise(RowsExperiment):
         return [{"level": level} for level in config.levels]
 
     def kind(self, unit: Unit) -> Kind:
-        kind, level = kind_of(unit["row"]), unit["level"]  # without noise as image-table has it
+        kind, level = super().kind(unit), unit["level"]  # without noise as image-table has it
         return kind._replace(changes={**kind.changes, "label_noise": level}) if level else kind
 
     def table(self, rows: Rows) -> tables.Table:
@@ -445,7 +421,7 @@ class LabelNoise(RowsExperiment):
             effects = {}
             for level in filter(None, self.config.levels):
                 sides = [{"row": name, "label_noise": level} for name in (row, "ps-map")]
-                effects[f"{level:g}"] = difference(mine, metric, *sides)[0]
+                effects[f"{level:g}"] = verdict.difference(mine, metric, *sides)[0]
             text = f"CIFAR-10 with 20 to 80 % random labels: {method} is {words} than PS-MAP"
             bound = {"below" if metric == "ece" else "above": 0.0}
             source = "paper" if paper else "ours"
@@ -459,12 +435,11 @@ class LabelNoise(RowsExperiment):
 
     def draw(self, rows: Rows) -> Plots:
         metrics, label = ("accuracy", "ece", "nll_scaled"), "fraction of random labels"
-        return {self.id: draw_lines(rows, "label_noise", metrics, label)}
+        return verdict.draw_lines(rows, self.id, "label_noise", metrics, label)
 
 
 @dataclasses.dataclass(frozen=True)
 class LandscapeConfig(RowsConfig):
-    seeds: int = 1
     directions: int = 20  # how many
     steps: int = 41  # points between −reach and reach
     reach: float = 5.0  # largest step, in multiples of each filter's norm
@@ -483,7 +458,7 @@ class LossLandscape(RowsExperiment):
         "How fast the training loss rises around the minimum of each method; in the paper more "
         "slowly around L-MAP's."
     )
-    cost = "three runs of a set, or none where image-table has trained them; then a minute"
+    cost = "nine runs of a set, or none where image-table has trained them; then a minute"
     protocol = (
         "rows of image-table: PS-MAP, L-MAP with D' and LogTrace; cross-entropy of "
         "training images, evaluation mode; directions normalized filter by filter, biases and "
@@ -509,17 +484,17 @@ class LossLandscape(RowsExperiment):
             directions=config.directions,
             generator=torch.Generator().manual_seed(unit["seed"]),
         )
-        row = rows_of(run, kind, directions=config.directions)
+        row = protocol.rows_of(run, kind, directions=config.directions)
         yield row("loss_along", found.mean, steps=found.steps.tolist())
         yield row("rise", flatness(found))
 
     def claims(self, rows: Rows) -> list[Claim]:
         text = "the loss rises less around the minimum of {} than around PS-MAP's"
         return [
-            compare(f"{name}: {text.format(method)} (steps up to one norm)",
-                    full_length(rows, dataset), "rise", one={"row": row},
-                    other={"row": "ps-map"}, below=0.0, paper=paper,
-                    command=command(self.id, datasets=dataset))
+            claim_about(f"{name}: {text.format(method)} (steps up to one norm)",
+                        full_length(rows, dataset), "rise", one={"row": row},
+                        other={"row": "ps-map"}, below=0.0, paper=paper,
+                        command=command(self.id, datasets=dataset))
             for row, method, paper in (("other", "L-MAP with D'", "visibly flatter"),
                                        ("nats", "LogTrace", None))
             for dataset, name in NAMES.items()
@@ -529,7 +504,7 @@ class LossLandscape(RowsExperiment):
         sets = tables.group(rows, "dataset", metric="loss_along")
         figure, panels = figures.axes(len(sets), panel=(4.0, 2.8), squeeze=False)
         for ax, ((dataset,), mine) in zip(panels[0], sets.items(), strict=True):
-            for row, look in once_named(mine, marker=""):
+            for row, look in verdict.once_named(mine, marker=""):
                 ax.plot(row.config["steps"], row.value, **look)
             ax.set(title=NAMES[dataset], xlabel="step, filter norms", ylabel="training loss")
             ax.set_yscale("symlog", linthresh=1.0)
@@ -556,9 +531,9 @@ class ShiftConfig(RowsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("shifts", self.shifts, (CORRUPTED, NEW))
-        check_choice("corruptions", self.corruptions, tuple(CORRUPTIONS))
-        check_choice("severities", self.severities, SEVERITIES)
+        protocol.check_choice("shifts", self.shifts, (CORRUPTED, NEW))
+        protocol.check_choice("corruptions", self.corruptions, tuple(CORRUPTIONS))
+        protocol.check_choice("severities", self.severities, SEVERITIES)
 
 
 class Shift(RowsExperiment):
@@ -589,7 +564,7 @@ class Shift(RowsExperiment):
     def run(self, config: ShiftConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         new = read_images(NEW, "test", context.data_dir) if unit.get("shift") == NEW else None
         run, kind = self.trained(config, unit, context)
-        row, T = rows_of(run, kind), held_out_temperature(run)
+        row, T = protocol.rows_of(run, kind), protocol.held_out_temperature(run)
         if new is not None:
             shifted = iter([({"shift": NEW}, new.x.to(run.device), new.y.to(run.device))])
         else:
@@ -605,10 +580,10 @@ class Shift(RowsExperiment):
     def claims(self, rows: Rows) -> list[Claim]:
         long = over_corruptions(full_length(rows, "cifar10"))
         return [
-            compare(text.format(method, words), long, metric,
-                    one={"row": row, "shift": shift}, other={"row": "ps-map", "shift": shift},
-                    paper=_printed(metric) if row == "other" and shift == NEW else None,
-                    command=get + command(self.id, shifts=shift), **bound)
+            claim_about(text.format(method, words), long, metric,
+                        one={"row": row, "shift": shift}, other={"row": "ps-map", "shift": shift},
+                        paper=_printed(metric) if row == "other" and shift == NEW else None,
+                        command=get + command(self.id, shifts=shift), **bound)
             for row, method in (("other", "L-MAP with D'"), ("nats", "LogTrace"))
             for shift, words, get in ((NEW, "on CIFAR-10.1", "fsmap data get cifar10.1; "),
                                       (CORRUPTED, "over all corruptions", ""))
@@ -620,9 +595,9 @@ class Shift(RowsExperiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        graded = [row for row in rows if row.config.get("severity") is not None]
+        some = [row for row in rows if row.config.get("severity") is not None]
         metrics = ("accuracy", "ece", "nll")
-        return {self.id: draw_lines(over_corruptions(graded), "severity", metrics, "severity")}
+        return verdict.draw_lines(over_corruptions(some), self.id, "severity", metrics, "severity")
 
 
 def over_corruptions(rows: Rows) -> list[Row]:

@@ -29,7 +29,8 @@ from fsmap.paper.rows import Row, Unit
 from fsmap.types import Params
 
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}  # the paper's D' of each training set
-SELECTING = ("datasets", "seeds", "compile", "graph")  # see Experiment.selecting
+COMPUTED = ("compile", "graph", "trace_points")  # change no number; the last is of older rows
+SELECTING = ("datasets", "seeds", *COMPUTED)  # see Experiment.selecting
 
 
 class Kind(NamedTuple):
@@ -104,7 +105,7 @@ def kind_of(name: str) -> Kind:
 
 SMALL: dict[str, Any] = {
     **{"width": 4, "limit": 256, "batch": 16, "points": 8, "lr": 0.1, "reg_strength": 1e-4},
-    **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp", "trace_points": 32},
+    **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp"},
 }
 """Quick sizes, the same in all experiments, so that they can share models."""
 
@@ -131,7 +132,6 @@ class ImageConfig:
     precision: str = "bf16"  # on CUDA; on the CPU it is fp32
     compile: bool = True  # on CUDA
     graph: bool = True  # on CUDA
-    trace_points: int = 256  # images of D' at which R is measured after every epoch
     limit: int | None = None  # use only so many training and test images; None: all
     generated: bool = False  # generated images even where the data are there
 
@@ -164,15 +164,16 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
             raise InputError(f"{name}: no {value!r}; there are {', '.join(known)}.{hint}")
 
 
-LOOKS = 50  # measurements of R during a long run, about
+MEASUREMENTS = 50  # of R in a long run, approximately
 JOINT = 128  # B and S of R in training mode, the paper's
+LAPLACIAN_POINTS = 256  # images at which R of the deployed network is measured
 
 
 class Watch:
     """Moves the progress bar, and measures R(θ) as training goes on (``fig:loss_landscape``).
 
-    R after every epoch, or in long runs :data:`LOOKS` times, always at the same images and ψ; of
-    the deployed network at images of D', and in training mode (:func:`joint_laplacian`).
+    R after every epoch, or in long runs :data:`MEASUREMENTS` times, always at the same images and
+    ψ; of the deployed network at images of D', and in training mode (:func:`joint_laplacian`).
     """
 
     def __init__(self, context: Context, images: Tensor) -> None:
@@ -186,7 +187,7 @@ class Watch:
     def on_epoch(self, run: ImageRun) -> None:
         """Show the epoch on the progress bar, and add R to its row."""
         self.context.advance(f"epoch {run.epoch} of {run.settings.epochs}")
-        if run.epoch % max(1, run.settings.epochs // LOOKS) and not run.done:
+        if run.epoch % max(1, run.settings.epochs // MEASUREMENTS) and not run.done:
             return
         x = run.task.normalize(self.images.to(run.device))
         if not self.psi:  # drawing millions of numbers takes longer than the rest of this
@@ -293,7 +294,7 @@ def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: C
         device=context.device,
         folder=_folder(context, run_name(settings, kind)),
         resume=True,
-        hooks=[Watch(context, images[: config.trace_points])],
+        hooks=[Watch(context, images[:LAPLACIAN_POINTS])],
         task=task,
         data_dir=context.data_dir,
     )
@@ -317,8 +318,6 @@ def _folder(context: Context, name: str) -> Path:
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
 """Metrics that tables show in percent, as the paper does; rows hold fractions."""
-
-LAPLACIAN_POINTS = 256
 
 GENERATED = "generated images in place of the data set, which is not here"
 SPLIT = "validation images chosen by us; the authors' choice is not known"
@@ -405,6 +404,7 @@ class ImageExperiment(Experiment):
         "D' of CIFAR-10: all images of CIFAR-100, without its split",
         "the gradient is clipped to norm 1, where the authors clip the update",
         "selective prediction is a normalized area; the paper's numbers are rescaled to it",
+        "OOD AUROC of L-MAP with D' is measured on images that were p_X in training",
     )
 
     def one_thread(self, config: Any) -> bool:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap import metrics
-from fsmap.data.images import generate, read_images
+from fsmap.data.images import facts_of, generate, read_images
 from fsmap.lmap.module import NATS
 from fsmap.paper.engine import Context, Experiment, Measured, Plots
 from fsmap.paper.images.protocol import GENERATED, is_here, shown
-from fsmap.paper.images.verdict import UNITS, command, compare, lines
+from fsmap.paper.images.verdict import UNITS, claim_about, command, lines
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import Curve, Frame, Interactive
 from fsmap.paper.rows import Claim, Rows, Unit
@@ -83,9 +83,9 @@ class ReliabilityByStrength(Experiment):
         real = [row for row in rows if not row.config["generated"] and row.config["images"] >= 5e3]
         ours = {"nats": NATS, "state": TRAINED}
         return [
-            compare(f"LogTrace at its default has a lower {words} than PS-MAP {state}", real,
-                    metric, one=ours, other={"nats": 0.0, "state": state}, below=0.0,
-                    command=command(self.id, strengths=f"0,{NATS:g}"))
+            claim_about(f"LogTrace at its default has a lower {words} than PS-MAP {state}", real,
+                        metric, one=ours, other={"nats": 0.0, "state": state}, below=0.0,
+                        command=command(self.id, strengths=f"0,{NATS:g}"))
             for metric, words in (("nll", "NLL"), ("ece", "ECE"))
             for state in (TRAINED, SCALED)
         ]  # fmt: skip
@@ -153,7 +153,8 @@ def splits(images: int, data_dir: Path | None, made: bool = False) -> tuple[Spli
         train, test = (read_images("fmnist", name, data_dir) for name in ("train", "test"))
     order = torch.randperm(len(train.y), generator=torch.Generator().manual_seed(0))
     mine, held_out = (train.take(part) for part in order[: 2 * images].split(images))
-    found = [((part.x / 255 - 0.286) / 0.353, part.y.long()) for part in (mine, held_out, test)]
+    (mean,), (std,) = facts_of("fmnist").normalize
+    found = [((part.x / 255 - mean) / std, part.y.long()) for part in (mine, held_out, test)]
     return found[0], found[1], found[2]
 
 

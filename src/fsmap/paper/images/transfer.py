@@ -22,20 +22,10 @@ from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
 from fsmap.paper.engine import Context, Measured, Plots
+from fsmap.paper.images import protocol
 from fsmap.paper.images.experiments import printed
-from fsmap.paper.images.protocol import (
-    GENERATED,
-    KINDS,
-    SELECTING,
-    ImageConfig,
-    ImageExperiment,
-    Kind,
-    generated,
-    measured,
-    other_images,
-    task_of,
-)
-from fsmap.paper.images.verdict import command, compare, draw_table, lines
+from fsmap.paper.images.protocol import COMPUTED, ImageConfig, ImageExperiment, Kind, task_of
+from fsmap.paper.images.verdict import claim_about, command, draw_table, lines
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Claim, Row, Rows, Unit
 from fsmap.train.loop import adam
@@ -62,7 +52,7 @@ class Config(ImageConfig):
 
 def heads(config: Config, context: Context) -> Iterator[Measured]:
     """Train heads on frozen features, every λ and seed as one population."""
-    made = generated(config, "cifar10", context)
+    made = protocol.generated(config, "cifar10", context)
     parts = features(config, context, made)
     train = parts["train"]
     num_data, width = train.x.shape
@@ -106,7 +96,7 @@ def heads(config: Config, context: Context) -> Iterator[Measured]:
         return sum(nll for m, nll, _ in found if m["strength"] == strength) / config.seeds
 
     best = min(config.strengths, key=held_out_nll)
-    notes = (FROZEN, GENERATED) if made else (FROZEN,)
+    notes = (FROZEN, protocol.GENERATED) if made else (FROZEN,)
     for member, _, values in found:
         strength = member["strength"]
         about = {"dataset": "cifar10", "form": FEATURES, "row": FEATURES, "generated": made}
@@ -124,7 +114,7 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
     module = build_model(settings, data_dir=context.data_dir).to(context.device).eval()
     *_, head = (name for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
     module.set_submodule(head, nn.Identity())  # features come out instead of logits
-    foreign = other_images("cifar10", made, context.data_dir)
+    foreign = protocol.other_images("cifar10", made, context.data_dir)
     sets = {"train": task.train, "valid": task.valid, "test": task.test}
     found = {**sets, "other": Images(foreign, torch.zeros(len(foreign)).long())}
     out = {}
@@ -161,7 +151,7 @@ class Transfer(ImageExperiment):
         "CIFAR-10 enlarged to 224²; finetune: SGD, lr 1e-3, batch 64, D' = CIFAR-100, 3 epochs; "
         "features: Adam on features of the frozen backbone, λ chosen on held-out images"
     )
-    selecting = (*SELECTING, "forms")
+    selecting = ("forms", *COMPUTED)  # a unit of features has all seeds
     departures = ImageExperiment.departures[1:]
     config = Config()
     quick = Config.small(backbone="resnet18", hidden=16, steps=60, strengths=(1e-4, 1e-2), batch=16)
@@ -178,12 +168,12 @@ class Transfer(ImageExperiment):
             yield from heads(config, context)
             return
         run, kind = self.trained(config, unit, context)
-        for row in measured(run, kind, context):
+        for row in protocol.measured(run, kind, context):
             notes = (*row.deviations, SHORT)
             yield row._replace(config={**row.config, "form": FINETUNE}, deviations=notes)
 
     def kind(self, unit: Unit) -> Kind:
-        return KINDS[METHODS[unit["method"]]]._replace(name=unit["method"])
+        return protocol.KINDS[METHODS[unit["method"]]]._replace(name=unit["method"])
 
     def table(self, rows: Rows) -> tables.Table:
         return lines(_chosen(rows), PAPER, by=("form", "row"))
@@ -196,9 +186,9 @@ class Transfer(ImageExperiment):
             paper = f"{cells[0][0]} against {cells[1][0]}" if cells[0] and cells[1] else None
             text = f"{WORDS[form].capitalize()}: L-MAP's {COMPARED[metric]} is below PS-MAP's"
             claims.append(
-                compare(text, real, metric, one={"form": form, "row": "l-map"},
-                        other={"form": form, "row": "ps-map"}, below=0.0, paper=paper,
-                        command=command(self.id, forms=form))
+                claim_about(text, real, metric, one={"form": form, "row": "l-map"},
+                            other={"form": form, "row": "ps-map"}, below=0.0, paper=paper,
+                            command=command(self.id, forms=form))
             )  # fmt: skip
         return claims
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import METRICS
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NAMES = {"fmnist": "FashionMNIST", "cifar10": "CIFAR-10"}
+NAMES = {name: word(name) for name in ("fmnist", "cifar10")}
 LINES = {
     "white-noise": (":", "<"),
     "train": ("-.", ">"),
@@ -104,22 +103,24 @@ def _point(ax: Axes, place: float, rows: Rows, metric: str, paper: Cells, *, fil
 
 
 def draw_lines(
-    rows: Rows, x: str, metrics: Sequence[str], xlabel: str, paper: Printed = MappingProxyType({})
-) -> Figure:
+    rows: Rows, id: str, x: str, metrics: Sequence[str], xlabel: str, paper: Printed | None = None
+) -> dict[str, Figure]:
     """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set."""
+    if not rows:
+        return {}
     figure, found = panels(rows, len(metrics))
     for dataset, line, mine in found:
         for ax, metric in zip(line, metrics, strict=True):
             for some in tables.group(shown(tables.select(mine, metric=metric)), "row").values():
                 figures.plot_mean(ax, *tables.line(some, x), **look_of(some[0]))
-            known = {key[1]: cells[metric][0] for key, cells in paper.items() if key[0] == dataset}
+            known = {k[1]: v[metric][0] for k, v in (paper or {}).items() if k[0] == dataset}
             if known:
                 ax.plot(list(known), list(known.values()), label="L-MAP, paper", **PRINTED)
             ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS[metric])
             if paper:
                 ax.set_xscale("log", base=2)  # as in the paper's figure
         line[0].legend()
-    return figure
+    return {id: figure}
 
 
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
@@ -149,21 +150,26 @@ def lines(
 def with_tuned(rows: Rows) -> list[Row]:
     """Rows as the table has them, and of each one's changes the best on held-out images.
 
-    It is called tuned if several were tried. Rows that hold out other images stay as they are.
-    Changed rows come after the others.
+    It is called tuned if several were tried, and compared over the seeds that all of them have.
+    Rows that hold out other images stay as they are. Changed rows come after the others.
     """
     found = []
     for members in tables.group(rows, "dataset").values():
-        tried: dict[str, dict[str, float]] = {}
+        tried: dict[str, dict[str, dict[int, float]]] = {}
         kept = set()
         for (name,), mine in tables.group(members, "row").items():
-            if (nll := tables.mean(tables.values(mine, metric="valid_nll"))).n:
-                tried.setdefault(base_of(name), {})[name] = nll.mean
+            nll = tables.values_by(mine, "seed", metric="valid_nll")
+            if nll and "@valid" not in name:
+                tried.setdefault(base_of(name), {})[name] = nll
             if base_of(name) == name or "@valid" in name:
                 kept.add(name)
                 found += mine
         for base, losses in tried.items():
-            best = min(losses, key=losses.__getitem__)
+            seeds = set.intersection(*map(set, losses.values()))
+            if not seeds:
+                continue
+            means = {name: sum(nll[seed] for seed in seeds) for name, nll in losses.items()}
+            best = min(means, key=means.__getitem__)
             name = base + TUNED if len(losses) > 1 else best
             if name not in kept:
                 mine = tables.select(members, row=best)
@@ -186,7 +192,7 @@ def difference(
     return tables.paired(*sides), [tables.mean(row.value for row in side).mean for side in sides]
 
 
-def compare(
+def claim_about(
     claim: str,
     rows: Rows,
     metric: str,

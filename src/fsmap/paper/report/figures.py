@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsmap.files import write_whole
+from fsmap.paper.report.tables import word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,6 @@ DARK = {
 }
 """Replacement of each color on a dark page."""
 
-NAMES = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "bma": "BMA"}
 MARKERS = {"ps-map": "o", "fs-map": "s", "l-map": "^", "bma": "D"}
 DASHES: dict[str, Any] = {"ps-map": (0, (5, 2)), "fs-map": "-", "l-map": (0, (6, 1.5, 1.5, 1.5))}
 
@@ -132,7 +132,7 @@ def axes(
 
 def method_style(method: str, **changes: Any) -> dict[str, Any]:
     """Color, line, marker and label of a method: ``ax.plot(x, y, **method_style("fs-map"))``."""
-    look = {"color": COLORS[method], "marker": MARKERS[method], "label": NAMES[method]}
+    look = {"color": COLORS[method], "marker": MARKERS[method], "label": word(method)}
     return {"linestyle": DASHES.get(method, "-"), **look, **changes}
 
 

@@ -13,29 +13,18 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsmap.errors import InputError
 from fsmap.files import plain, write_whole
-from fsmap.paper.engine import TROUBLE, Experiment, coverage, registry, section
+from fsmap.paper import rows as records
+from fsmap.paper.engine import ROW_ERRORS, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import DARK, Interactive, style
 from fsmap.paper.report.picture import VARIABLES, picture
 from fsmap.paper.report.tables import arranged, number, with_error
-from fsmap.paper.rows import (
-    AGREES,
-    DIFFERS,
-    NOT_TESTED,
-    VERDICTS,
-    Content,
-    Row,
-    RunFolder,
-    claim_entry,
-    judged,
-    tally,
-    verdict,
-)
+from fsmap.paper.rows import AGREES, NOT_TESTED, Content, Row, Rows, RunFolder, tally, verdict
 from fsmap.progress import duration
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -69,7 +58,7 @@ def build(folders: Sequence[Path], out: Path) -> Path:
     text = render(find_runs(folders))
     page = out / "index.html"
     try:
-        if page.exists() and MADE_BY not in page.read_text(errors="replace"):
+        if page.exists() and MADE_BY not in page.read_text("utf-8", "replace"):
             raise InputError(f"{page} is not a page of fsmap report. Choose another --out.")
         out.mkdir(parents=True, exist_ok=True)
         write_whole(page, text)
@@ -141,7 +130,7 @@ def render(runs: Sequence[Found]) -> str:
     return template.render(
         title=TITLE,
         sections=sections,
-        totals={s: {name: counts[s, name] for name in VERDICTS} for s in ("paper", "ours")},
+        totals={s: {name: counts[s, name] for name in records.VERDICTS} for s in ("paper", "ours")},
         uncounted=Counter(filter(None, map(_uncounted, items))),
         live=next((item for item in items if item["live"]), None),
         theme=theme(),
@@ -161,17 +150,13 @@ def view(experiment: Experiment, runs: Sequence[Found], place: Path) -> dict[str
     if run.trouble:
         return item | {"trouble": run.damage}
     item["units"] = coverage(experiment, run.content.header, run.content.units)
-    try:
-        with style():
-            return item | _measured(experiment, run, item["units"])
-    except TROUBLE as error:
-        reason = f"its rows ({item['units']}) cannot be drawn: {type(error).__name__}: {error}"
-        return item | {"trouble": f"{run.folder}: {reason}"}
+    with style():
+        return item | _measured(experiment, run, item["units"])
 
 
 def _blank(name: str, label: str, title: str, heading: str) -> dict[str, Any]:
     lists = ("claims", "checks", "figures", "tables", "facts", "config", "departures", "others")
-    texts = ("trouble", "units", "sentence", "finish", "command", "slider", "live", "seeds")
+    texts = ("trouble", "units", "sentence", "finish", "command", "slider", "live", "seeds", "lost")
     return {
         **{"id": name, "label": label or name, "title": title, "section": heading},
         **dict.fromkeys((*texts, "headline", "quick"), ""),
@@ -199,15 +184,25 @@ def _other(run: Found) -> str:
 def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     """The entries that are computed from rows."""
     header, units = run.content.header, run.content.units
-    rows = [line.row for line in run.content.lines]
-    out = run.folder.parent
-    claims = [claim_entry(claim) for claim in experiment.claims(rows)]
-    counted = judged(claims)
+    rows = run.content.rows
+    out, lost = run.folder.parent, list[str]()
+
+    def part(name: str, make: Callable[[Rows], Any], empty: Any) -> Any:
+        try:
+            return make(rows)
+        except ROW_ERRORS as error:
+            lost.append(f"{name} cannot be made of these rows: {type(error).__name__}: {error}")
+            return empty
+
+    claims = [records.claim_entry(claim) for claim in part("claims", experiment.claims, [])]
+    counted = records.judged(claims)
     shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
     pictures = [
         {"name": name, **picture(figure, f"{experiment.id}-{place}")._asdict()}
-        for place, (name, figure) in enumerate(experiment.draw(rows).items())
+        for place, (name, figure) in enumerate(part("figures", experiment.draw, {}).items())
     ]
+    table = part("the table", experiment.table, [])
+    slider = part("the slider", experiment.interactive, None)
     quick = header["size"] == "quick"
     finish = _command(experiment.id, out) + " --resume" * (not quick)
     seeds = len({row.seed for row in rows if row.seed is not None})
@@ -222,21 +217,22 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
         "seeds": max((c["seeds"] or 0 for c in counted), default=0) or seeds or None,
         "sentence": _sentence(experiment.see, counted),
         "figures": pictures,
-        "slider": _slider(experiment.interactive(rows), experiment.id),
-        "live": experiment.live(rows),
+        "slider": _slider(slider, experiment.id),
+        "live": part("the live figure", experiment.live, None),
         "tables": [
             {
                 **layout._asdict(),
                 "printed": layout.printed,
                 "fold": layout.name or (len(layout.lines) > LONG_TABLE and not of_the_paper),
             }
-            for layout in arranged(experiment.table(rows), experiment.group)
+            for layout in arranged(table, experiment.group)
         ],
         "command": _command(experiment.id, out, " --quick" * quick),
         "finish": "" if size == "full" else finish,
         "facts": _facts(experiment, rows, units, size),
         "config": [(key, number(value)) for key, value in header["config"].items()],
         "departures": list(dict.fromkeys([*experiment.departures, *_departures(rows)])),
+        "lost": "; ".join(lost),
     }
 
 
@@ -252,7 +248,8 @@ def _departures(rows: Sequence[Row]) -> list[str]:
 def _overall(claims: Iterable[Mapping[str, Any]]) -> str:
     """One verdict for all claims: the worst; those that agree count if nothing else is there."""
     found = [verdict(claim) for claim in claims]
-    return next((v for v in (DIFFERS, "undecided", NOT_TESTED, AGREES) if v in found), NOT_TESTED)
+    order = (records.DIFFERS, "undecided", NOT_TESTED, AGREES)
+    return next((v for v in order if v in found), NOT_TESTED)
 
 
 def _sentence(see: str, claims: Sequence[Mapping[str, Any]]) -> str:
@@ -315,7 +312,7 @@ def environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     made.filters["embedded"] = embedded
-    scripts = {name: (TEMPLATE / f"{name}.js").read_text() for name in SCRIPTS}
+    scripts = {name: (TEMPLATE / f"{name}.js").read_text("utf-8") for name in SCRIPTS}
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts.values())
     made.globals["scripts"] = scripts
     # of the Content-Security-Policy: these scripts run, and no others

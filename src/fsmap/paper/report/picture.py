@@ -28,7 +28,7 @@ VARIABLES = {
     figures.GRID: "--grid",
     figures.PAPER: "--paper",
     "#000000": "--ink",
-    **{figures.COLORS[name]: f"--{name}" for name in figures.NAMES},
+    **{figures.COLORS[name]: f"--{name}" for name in ("ps-map", "fs-map", "l-map", "bma")},
 }
 """Name of the CSS variable that stands for a color of the shared style."""
 

@@ -14,7 +14,7 @@ from fsmap.metrics import COLDEST, HOTTEST
 from fsmap.paper.report.figures import COLORS, MUTED, axes, style
 from fsmap.paper.report.page import environment, theme
 from fsmap.paper.report.picture import picture
-from fsmap.paper.report.tables import number
+from fsmap.paper.report.tables import WORDS, number
 from fsmap.progress import duration
 from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
 
@@ -32,10 +32,7 @@ HEADINGS = {
     "ece": "ECE",
     "temperature": "T",
 }
-NAMES = {
-    **{"l-map": "L-MAP", "ps-map": "PS-MAP", "linear": "Linear"},
-    **{CONSTANT: "Constant", BOOSTING: "Boosting"},
-}
+NAMES = WORDS | {name: name.capitalize() for name in ("linear", CONSTANT, BOOSTING)}
 PERCENT = ("coverage", "accuracy", "ece")
 LEVELS_SHOWN, COLUMNS_SHOWN, MOST_CLASSES = 6, 15, 20
 MOST_DOTS = 600  # in a picture
@@ -183,7 +180,7 @@ def _units(fitted: Fitted) -> tuple[Any, Any]:
 
 
 def _figure(fitted: Fitted) -> Figure:
-    """Test rows: predictions against truth, and what is left; or a reliability diagram."""
+    """Test rows: predictions against truth, and residuals; or a reliability diagram."""
     chosen = fitted.model.chosen
     look: Any = {"color": COLORS.get(chosen, COLORS["fs-map"]), "label": f"_{NAMES[chosen]}"}
     if fitted.model.target.classes:

@@ -26,7 +26,7 @@ from fsmap.objective.objective import Objective
 from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Claim, Rows, Unit, not_tested
+from fsmap.paper.rows import Claim, Rows, Unit, not_tested, t95
 from fsmap.train.loop import adam
 from fsmap.train.select import measure_members
 
@@ -331,9 +331,11 @@ def _by_config(rows: Rows) -> dict[Knobs, dict[int, float]]:
 
 
 def excess(cell: Cell) -> float:
-    """How much worse than the paper, in combined standard errors; nan where it is not known."""
+    """How much worse than the paper, in combined errors: inf if it diverged, nan if not known."""
     if cell.mean.n < 2:
         return math.nan
+    if not math.isfinite(cell.mean.mean):
+        return math.inf
     paper, spread = PRINTED.get((cell.dataset, cell.method), (math.nan, math.nan))
     return (cell.mean.mean - paper) / math.hypot(cell.mean.stderr, spread)
 
@@ -341,22 +343,22 @@ def excess(cell: Cell) -> float:
 def on_most(claim: str, pairs: dict[str, Mean], share: float, paper: str | None = None) -> Claim:
     """A claim about the number of tables with a negative difference, each known to its error.
 
-    It is undecided if the tables within two standard errors could make it true or false.
+    It is undecided if tables whose 95 % interval contains zero could make it true or false.
     """
     source: Any = "paper" if paper else "ours"
     if not pairs:
         return not_tested(claim, "fsmap run uci-table --resume", paper, source)
     better, higher = (
-        [d for d, m in pairs.items() if m.stderr > 0 and sign * m.mean > 2 * m.stderr]
+        [d for d, m in pairs.items() if m.stderr > 0 and sign * m.mean > t95(m.n) * m.stderr]
         for sign in (-1, 1)
     )
     needed = share * len(pairs)
     lower = sum(m.mean < 0 for m in pairs.values())
     ours = (
-        f"mean lower on {lower} of {len(pairs)}; by more than two paired errors on "
-        f"{', '.join(better) or 'none'}, higher by as much on {', '.join(higher) or 'none'}"
+        f"mean lower on {lower} of {len(pairs)}; beyond its 95 % interval on "
+        f"{', '.join(better) or 'none'}, higher beyond it on {', '.join(higher) or 'none'}"
     )
-    holds, reason = None, "most differences are within two standard errors"
+    holds, reason = None, "most 95 % intervals contain zero"
     if len(better) >= needed or len(pairs) - len(higher) < needed:
         holds, reason = len(better) >= needed, ""
     splits = min(m.n for m in pairs.values())
@@ -408,6 +410,10 @@ class UCITable(Experiment):
         "configuration on 20 splits, chosen by mean validation error"
     )
     group = "uci"
+    departures = (
+        "fair: the 20 splits overlap; by the correction of Nadeau and Bengio (2003) the standard "
+        "errors of paired differences are 1.8 times as large",
+    )
     selecting = ("datasets", "protocols")
     config = Config()
     quick = Config(datasets=("boston", "winered"), decays=(1e-4, 1e-2), strengths=(1e-4, 1e-2),
@@ -448,10 +454,14 @@ class UCITable(Experiment):
         worse = ", ".join(f"{name} by {x:.1f}" for name, x in known.items() if x > 2) or "none"
         few = sum(x > 2 for x in known.values()) <= 2 and all(x <= 3 for x in known.values())
         splits = max((cell.mean.n for cell in paper), default=0) if known else 0
+        near = exact("At most 2 of the paper's 16 cells are worse by more than two combined "
+                     "standard errors, none by more than three", few,
+                     f"worse: {worse}, of {len(known)} cells", "the cells themselves",
+                     seeds=splits)  # fmt: skip
+        if few and 0 < len(known) < len(PRINTED):
+            near = near._replace(holds=None, reason="fsmap run uci-table --resume")
         return [
-            exact("At most 2 of the paper's 16 cells are worse by more than two combined standard "
-                  "errors, none by more than three", few, f"worse: {worse}, of {len(known)} cells",
-                  "the cells themselves", seeds=splits),
+            near,
             on_most("L-MAP's test error is below PS-MAP's on 7 of 8 tables (paper's protocol)",
                     _against(table, PAPER, "ps-map"), 7 / 8, "7 of 8"),
             on_most("L-MAP's test error is below PS-MAP's on most tables (fair protocol)",

@@ -60,7 +60,7 @@ def test_errors_and_curvature_are_their_definitions():
     found = {
         m.metric: m.value
         for m in stack.measure("test_rmse", "train_rmse", "curvature")
-        if (m.config, m.seed) == ({"n_train": 40, "objective": fourier.EXACT}, 0)
+        if (m.config["n_train"], m.config["objective"], m.seed) == (40, fourier.EXACT, 0)
     }
 
     def loss(t: torch.Tensor, batch: Batch = problem.train) -> torch.Tensor:

@@ -175,7 +175,7 @@ def test_claims_of_the_paper_of_ours_and_checks_are_apart(runs, monkeypatch):
     said = page_of(runs, "results")[1].said
     out = runs / "results"
     assert f"Claims of the paper b not tested: fsmap run squares --out {out} --resume" in said
-    assert "Our own claims ours falls effect −1.00 ± 0.10seeds 5" in said
+    assert "Our own claims ours falls effect −1.00 ± 0.10n 5" in said
     assert "Checks sane" in said
     assert "The paper's claims 1 not tested Our own 1 agree" in said
 
@@ -411,7 +411,7 @@ def test_summarize_puts_the_paper_beside_ours():
         *(("text", None, "text"), ([0.5, 1], None, "0.5, 1")),
         *((0.329, 0.033, "0.329 ± 0.033"), (-12345.6, 678.9, "−12346 ± 679")),
         *((3e8, 2e6, "3e8 ± 2e6"), (0.5, math.nan, "0.5"), (0.5, 0.0, "0.5")),
-        *((math.nan, 0.1, "nan"), (None, None, "\u2014")),
+        *((math.nan, 0.1, "nan"), (None, None, "\u2014"), (0.2352034, 3e-7, "0.2352")),
     ],
 )
 def test_numbers_are_written_and_errors_to_the_same_place(value, stderr, text):

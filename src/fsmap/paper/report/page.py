@@ -23,7 +23,7 @@ from fsmap.paper import rows as records
 from fsmap.paper.engine import ROW_ERRORS, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import DARK, Interactive, style
 from fsmap.paper.report.picture import VARIABLES, picture
-from fsmap.paper.report.tables import arranged, number, with_error
+from fsmap.paper.report.tables import MINUS, arranged, number, with_error
 from fsmap.paper.rows import AGREES, NOT_TESTED, Content, Row, Rows, RunFolder, tally, verdict
 from fsmap.progress import duration
 
@@ -227,10 +227,14 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
             }
             for layout in arranged(table, experiment.group)
         ],
-        "command": _command(experiment.id, out, " --quick" * quick),
+        "command": _command(experiment.id, out, " --quick" * quick) + " --resume",
         "finish": "" if size == "full" else finish,
         "facts": _facts(experiment, rows, units, size),
-        "config": [(key, number(value)) for key, value in header["config"].items()],
+        "config": [  # without fields of the last --resume alone
+            (key, number(value))
+            for key, value in header["config"].items()
+            if key not in experiment.selecting
+        ],
         "departures": list(dict.fromkeys([*experiment.departures, *_departures(rows)])),
         "lost": "; ".join(lost),
     }
@@ -263,11 +267,13 @@ def _sentence(see: str, claims: Sequence[Mapping[str, Any]]) -> str:
 def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     """A claim in texts; ``command`` runs its experiment in the folder of the rows."""
     ours, paper = (None if claim[k] is None else number(claim[k]) for k in ("ours", "paper"))
+    ours = ours and re.sub(r"(?<![\w.])-(?=[\d.])", MINUS, re.sub(r"-(0\.0+\b)", r"\1", ours))
     effect = ""
     if claim["effect"] is not None:
         effect = with_error(claim["effect"], claim["stderr"])
         ours = None if claim["ours"] == claim["effect"] else ours
-        effect = "" if effect in str(ours) else effect  # shown once
+        # shown once; that of a ratio is a logarithm, and ours the factor
+        effect = "" if effect in str(ours) or " times" in str(ours) else effect
     reason = claim["reason"]
     if command and reason == "no rows":
         reason = f"{command} --resume"

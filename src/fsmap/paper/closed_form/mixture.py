@@ -229,7 +229,7 @@ class MixtureBMA(Experiment):
     id = "mixture-bma"
     label = "Fig. 5"
     title = "Which MAP function is nearer to the model average"
-    see = "Distances of both MAP functions to the Bayesian model average as the prior widens."
+    see = "Both MAP functions and the Bayesian model average as the prior widens."
     cost = "2 min"
     protocol = "true objective; BMA by 2-d quadrature, by NUTS, and by the authors' grid over θ_R"
     metrics = ("distance", "distance_of_grid", "distance_of_chain")

@@ -202,7 +202,10 @@ class ImageTuning(RowsExperiment):
                 look = verdict.look_of(some[0], label=tables.word(name))
                 figures.plot_mean(ax, *tables.line(some, protocol.CHANGES[key][0]), **look)
             ax.set(title=NAMES[dataset], xlabel=labels[key], ylabel="held-out NLL")
-            figures.log_scale(ax, "x")
+            tried = sorted({x for line in ax.get_lines() for x in line.get_xdata()})
+            ax.set_xscale("log")
+            ax.set_xticks(tried, [f"{x:g}" for x in tried])
+            ax.minorticks_off()
             ax.legend()
         return {self.id: figure}
 

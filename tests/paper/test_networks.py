@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 
 import pytest
 import scipy.stats
 import torch
-from torch.testing import assert_close
 
 from fsmap import log_det, trace
-from fsmap.errors import MissingExtraError
 from fsmap.functional import functional, ravel
 from fsmap.linalg.jacobian import jacobian
 from fsmap.paper.engine import Context
@@ -120,14 +117,3 @@ def test_the_path_is_the_objective(jitter):
     torch.testing.assert_close(
         value, likelihood + prior - 0.5 * torch.logdet(gram), rtol=1e-6, atol=1e-6
     )
-
-
-def test_moons_are_the_papers(monkeypatch):
-    datasets = pytest.importorskip("sklearn.datasets")
-    x, y = datasets.make_moons(n_samples=200, shuffle=True, noise=0.2, random_state=0)
-    ours = two_moons.moons()
-    assert_close(ours.x, torch.tensor(x))
-    assert ours.y.tolist() == y.tolist()
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtraError, match=r"fsmap\[data\]"):
-        two_moons.moons()

@@ -23,7 +23,7 @@ from fsmap.paper.engine import get, override, registry
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.page import build, embedded, find_runs
 from fsmap.paper.report.picture import collect, picture
-from fsmap.paper.rows import Claim, Row, encode, judge, not_tested, plain
+from fsmap.paper.rows import Claim, encode, judge, not_tested, plain
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -361,14 +361,6 @@ def test_a_table_of_images_is_laid_out_as_the_papers():
     assert more.name == "More metrics"
 
 
-def rows():
-    for n in (200, 100):
-        for method, value in (("ps-map", 2.0), ("fs-map", 1.0)):
-            for seed in range(3):
-                yield Row("e", "rmse", value * n + seed, method, seed, {"n_train": n})
-    yield Row("e", "curve", [1.0], "fs-map", 0, {})
-
-
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30))
 def test_mean_and_standard_error_are_numpys(values):
     found = tables.mean(values)
@@ -383,24 +375,6 @@ def test_means_of_few_or_bad_values():
     assert math.isnan(tables.mean([]).mean)
     assert math.isnan(tables.mean([1.0, math.nan]).mean)
     assert tables.mean([1.0, math.inf]).mean == math.inf
-
-
-def test_a_line_is_sorted_and_averaged():
-    line = tables.line(tables.select(rows(), metric="rmse", method="fs-map"), "n_train")
-    assert line.x == [100, 200]
-    assert line.mean == [101.0, 201.0]
-    assert line.stderr == pytest.approx([1 / math.sqrt(3)] * 2)
-
-
-def test_summarize_puts_the_paper_beside_ours():
-    paper = {(100, "fs-map"): (99.0, 2.0), (200, "fs-map"): (199.0, None)}
-    table = tables.summarize(tables.select(rows(), metric="rmse"), "n_train", "method", paper=paper)
-    lines = {(entry["n_train"], entry["method"]): entry for entry in table}
-    assert len(lines) == 4
-    found = {"ours": 101.0, "runs": 3, "paper": 99.0, "paper_stderr": 2.0}
-    assert lines[100, "fs-map"].items() >= found.items()
-    assert lines[200, "fs-map"].items() >= {"paper": 199.0, "paper_stderr": None}.items()
-    assert lines[100, "ps-map"]["paper"] is None
 
 
 @pytest.mark.parametrize(

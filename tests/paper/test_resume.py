@@ -26,10 +26,6 @@ def squares():
         yield
 
 
-def state(run: RunFolder) -> str:
-    return run.state_of(run.content())
-
-
 def raise_at(n: int):
     def trouble(unit):
         if unit["n"] == n:
@@ -71,7 +67,7 @@ def test_an_error_half_way_keeps_finished_units_and_resume_goes_on(tmp_path, mon
     assert "RuntimeError: boom" in failed.reason
     assert f"fsmap run squares --out {tmp_path} --resume" in failed.reason
     here = RunFolder(tmp_path / "squares")
-    assert state(here) == "unfinished"
+    assert here.state_of(here.content()) == "unfinished"
     assert {row.config["n"] for row in here.content().rows} == {1, 2}
 
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # a finished unit must not run again
@@ -85,7 +81,7 @@ def test_a_killed_process_is_resumed(tmp_path):
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     here = RunFolder(tmp_path / "squares")
-    assert state(here) == "unfinished"
+    assert here.state_of(here.content()) == "unfinished"
     assert len(here.content().units) == 2
     refuse(tmp_path, "holds an unfinished run (2 units done)")
     finish(tmp_path)
@@ -184,7 +180,7 @@ def grown(tmp_path, monkeypatch):
 
 def test_a_run_that_lacks_units_is_shown_with_those_it_has(tmp_path, grown):
     here = RunFolder(tmp_path / "squares")
-    assert state(here) == "unfinished"
+    assert here.state_of(here.content()) == "unfinished"
     assert last_result(Squares(), [tmp_path]) == "1/2 agree, 1 differ, 3/4 units, unfinished"
     assert "3 of 4 units" in page(tmp_path)
     assert finish(tmp_path, "sizes=4,5")[1]["rows"] == 5 * 3
@@ -195,7 +191,8 @@ def test_a_summary_is_replaced_although_no_unit_is_missing(tmp_path, grown):
     """As after a kill between the last unit and the summary."""
     refuse(tmp_path, "holds an unfinished run (3 units done)", assignments=("sizes=1,2,3",))
     assert finish(tmp_path, "sizes=3")[1]["rows"] == 3 * 3
-    assert state(RunFolder(tmp_path / "squares")) == "complete"
+    here = RunFolder(tmp_path / "squares")
+    assert here.state_of(here.content()) == "complete"
 
 
 @pytest.mark.parametrize(("name", "resume"), [("squares", True), ("all", False)])
@@ -215,7 +212,7 @@ def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkey
     here.summary_file.write_text(text)
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
     assert finish(tmp_path, f"sizes={sizes}")[0] == ["squares: resuming, 2 units are done"]
-    assert state(here) == "complete"
+    assert here.state_of(here.content()) == "complete"
     assert {row.config["n"] for row in here.content().rows} == set(map(int, sizes.split(",")))
 
 

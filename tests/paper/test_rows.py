@@ -81,16 +81,6 @@ def test_a_key_is_the_same_before_and_after_a_file():
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
 
 
-@pytest.mark.parametrize("cut", [1, 7, 60])
-def test_a_cut_off_last_line_is_left_out_and_counted(tmp_path, cut):
-    file = tmp_path / "rows.jsonl"
-    write(file, ROW, ROW)
-    file.write_bytes(file.read_bytes()[:-cut])
-    lines, dropped = read_rows(file)
-    assert [line.row for line in lines] == [ROW]
-    assert dropped == 1
-
-
 @pytest.mark.parametrize(
     "text", ['{"experiment": ', '{"hello": "world"}', "[]", "null", "", "[" * 100_000, "1" * 5000]
 )

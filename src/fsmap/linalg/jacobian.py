@@ -111,8 +111,7 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
 
         found = as_metric(metric, S, K).at(x, accumulate(rows))
         if not hasattr(found, "rows"):
-            given = type(found).__name__
-            raise InputError(f"at of a metric must return an fsmap.metric.Whitening, got a {given}")
+            raise InputError(f"at of a metric must return a Whitening, got {type(found).__name__}")
         return found
     scale = 1 / math.sqrt(S)
     return Whitening(

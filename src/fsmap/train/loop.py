@@ -212,16 +212,6 @@ class Settings:
     log_every: int = 1
     progress: bool = True
 
-    @classmethod
-    def of(cls, steps: int, options: Mapping[str, Any]) -> Settings:
-        """Settings from options by name; InputError if there is no such option."""
-        known = [*Options.__annotations__]
-        for name in options:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise InputError(f"there is no option {name!r}.{hint} Known: {', '.join(known)}.")
-        return cls(steps, **options)
-
     def __post_init__(self) -> None:
         for name in ("steps", "validate_every", "checkpoint_every", "log_every"):
             value = getattr(self, name)
@@ -262,6 +252,16 @@ class Settings:
             "validate_every": self.validate_every if self.by else None,
             "log_every": self.log_every,
         }
+
+
+def settings_of(f: object, steps: int, options: Mapping[str, Any]) -> Settings:
+    """The settings of ``fit``; InputError for a module as ``f`` and for unknown options."""
+    if isinstance(f, nn.Module):
+        raise InputError("f is a module; it has to be: f, params = fsmap.functional(module)")
+    if unknown := sorted(options.keys() - Options.__annotations__):
+        hint = did_you_mean(unknown[0], Options.__annotations__)
+        raise InputError(f"there is no option {unknown[0]!r}.{hint}")
+    return Settings(steps, **options)
 
 
 def check_integer(name: str, value: Any) -> None:
@@ -406,12 +406,6 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
-
-
-def check_function(f: object) -> None:
-    """Raise InputError for a module in place of its function."""
-    if isinstance(f, nn.Module):
-        raise InputError("f is a module; it has to be: f, params = fsmap.functional(module)")
 
 
 def check_pure(f: ModelFn, params: Params, x: Inputs) -> None:

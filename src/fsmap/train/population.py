@@ -241,8 +241,7 @@ def fit_population(
     """
     if compile and not is_pointwise(f):
         raise InputError("compile=True needs a model without random layers, and this one has some")
-    settings = loop.Settings.of(steps, options)
-    loop.check_function(f)
+    settings = loop.settings_of(f, steps, options)
     _check_names(build, grid)
     starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
     members = Members(build, grid, f, starts, data)

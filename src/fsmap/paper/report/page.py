@@ -183,7 +183,7 @@ def _other(run: Found) -> str:
 
 def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     """The entries that are computed from rows."""
-    header, units = run.content.header, run.content.units
+    header, units, selecting = run.content.header, run.content.units, experiment.selecting
     rows = run.content.rows
     out, lost = run.folder.parent, list[str]()
 
@@ -230,11 +230,8 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
         "command": _command(experiment.id, out, " --quick" * quick) + " --resume",
         "finish": "" if size == "full" else finish,
         "facts": _facts(experiment, rows, units, size),
-        "config": [  # without fields of the last --resume alone
-            (key, number(value))
-            for key, value in header["config"].items()
-            if key not in experiment.selecting
-        ],
+        # without fields of the last --resume alone
+        "config": [(k, number(v)) for k, v in header["config"].items() if k not in selecting],
         "departures": list(dict.fromkeys([*experiment.departures, *_departures(rows)])),
         "lost": "; ".join(lost),
     }

@@ -97,18 +97,19 @@ CALLS = {
     "train(ps_map({}, num_data=6))": """
         "gaussian", prior | likelihood; noise, 3.0 | prior; Gaussian(0.0), prior | std;
         Gaussian(nan), prior | std; noise, Normal(0.0) | std;
-        noise, Normal(nan) | std
+        noise, Normal(nan) | std; prior, noise | Normal
     """,
     "fit(objective, f, p, (x, y), steps=2, {})": """
         seed="a"; seed=None; batch_size=2.5; log_every=1.5; checkpoint_every=nan; batch_size=0;
         batch_size=7; clip=-1.0; validate_every=0; resume=True | checkpoint;
-        optimizer="adam"; log_every=0
+        optimizer="adam"; log_every=0; schedul=cosine() | schedule; by="rmse", on=(x, y) | rmse
     """,
     "fit(objective, f, p, (x, y), {})": """
         steps=-1; steps=2.5; steps=True; steps="3"
     """,
     "fit(objective, {}, steps=2)": """
-        f, p, (x, y[:3]) | 3; f, p, x | data; f, {}, (x, y) | param; f, p, (x * nan, y) | NaN
+        f, p, (x, y[:3]) | 3; f, p, x | data; f, {}, (x, y) | param; f, p, (x * nan, y) | NaN;
+        net, p, (x, y) | functional
     """,
     "doctor(net, x, {})": """
         jitter=-1.0; num_data=0
@@ -160,7 +161,8 @@ CALLS = {
         net.add_module("lm", LMAP(net, px, num_points=4)) or net.eval() | holds;
         setattr(LMAP(net, px, num_points=4), "step", 1.5) | whole; estimate_cost(net, x) | LMAP;
         estimate_cost(LMAP(net, px, num_points=4), x, repeats=0);
-        train(fs_map(noise, prior, px, num_points=4, jitter=-1.0, num_data=6)) | jitter;
+        fs_map(noise, prior, px, num_points=4, jitter=-1.0, num_data=6) | jitter;
+        fit_population(objective, Grid(lr=[1.0]), f, (x, y), steps=2) | build;
         fs_map(noise, prior, px, num_points=4, jitter=1.0, num_data=0) | num_data;
         fs_map(noise, prior, px, num_points=4, jitter=1.0, num_data=6, method="x") | method;
         l_map(noise, prior, px, num_points=4, num_data=6) | reg_strength;

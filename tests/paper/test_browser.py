@@ -285,6 +285,22 @@ def mixture_page(browser, tmp_path_factory):
     page.close()
 
 
+@pytest.mark.parametrize(("alpha", "mean"), [(0.5, 1.13315), (3.0, 82.817), (20.0, 21523)])
+def test_the_live_figure_without_a_point_at_the_right(mixture_page, alpha, mean):
+    found, area = mixture_page[0].evaluate(
+        """(alpha) => {
+          const m = JSON.parse(document.querySelector(".mixture script.start").textContent);
+          m.alpha = alpha; m.x[10] = -1;
+          const { average, density } = window.fsmap.mixture, step = alpha / 100;
+          const grid = Array.from({ length: 2001 }, (_, i) => (i - 1000) * step - alpha ** 2);
+          return [average(m)[1], density(m, 1, 0, grid).reduce((a, b) => a + b) * step];
+        }""",
+        alpha,
+    )
+    assert found == pytest.approx(mean, rel=1e-3)  # by a sum over 40,001 values of θ_R in Python
+    assert area == pytest.approx(1, abs=1e-3)
+
+
 @pytest.mark.parametrize("alpha", [1.2, 10.0])
 def test_the_live_figure_computes_what_python_does(mixture_page, alpha):
     config = mixture.BMAConfig(seeds=1)
@@ -297,7 +313,7 @@ def test_the_live_figure_computes_what_python_does(mixture_page, alpha):
           const start = JSON.parse(document.querySelector(".mixture script.start").textContent);
           const m = { ...start, alpha }, { solve, average } = window.fsmap.mixture;
           const ps = solve(m, 0), fs = solve(m, 1);
-          return { ps: ps.map(Math.exp), fs: fs.map(Math.exp), average: average(m, ps[0]) };
+          return { ps: ps.map(Math.exp), fs: fs.map(Math.exp), average: average(m) };
         }""",
         alpha,
     )

@@ -91,9 +91,10 @@ def test_the_page_says_everything(runs):
     ):
         assert words in page.said, words
     verdicts = [a["aria-label"] for _, a in page.tags if a.get("class") == "sign"]
-    assert verdicts.count("agrees") == 2  # in the counts of the head and at the claim
-    assert verdicts.count("differs") == 3  # and on the scoreboard
+    assert verdicts.count("agrees") == 1  # at the claim: the head does not count a quick run
+    assert verdicts.count("differs") == 2  # and on the scoreboard
     assert verdicts.count("not tested") == 1
+    assert "claims none Our own none Items not counted 1 not run, 1 quick" in page.said
 
 
 def test_the_page_needs_nothing_from_outside_and_links_lead_somewhere(runs):
@@ -125,7 +126,7 @@ def test_a_damaged_run_is_named_and_does_not_stop_the_others(runs):
     file = runs / "results" / "squares" / "rows.jsonl"
     file.write_text(file.read_text().replace('"value": 1.0', '"value": 7.0'))
     _, page = page_of(runs, "results", "runs")
-    assert f"{runs / 'results' / 'squares'} is damaged: 1 units do not match" in page.said
+    assert f"{runs / 'results' / 'squares'} is damaged: 1 of its units do not match" in page.said
     assert "The curve is a parabola." in page.said  # of the quick run
     (runs / "runs" / "squares" / "units.jsonl").unlink()
     (runs / "runs" / "squares").rename(runs / "runs" / "unheard-of")
@@ -171,10 +172,10 @@ def test_claims_of_the_paper_of_ours_and_checks_are_apart(runs, monkeypatch):
     missing = not_tested("b", "no rows")
     claims = [ours, missing, Claim("sane", True, source="check")]
     monkeypatch.setattr(Squares, "claims", lambda self, rows: claims)
-    said = page_of(runs, "runs")[1].said
-    out = runs / "runs"
+    said = page_of(runs, "results")[1].said
+    out = runs / "results"
     assert f"Claims of the paper b not tested: fsmap run squares --out {out} --resume" in said
-    assert "Our own claims ours falls effect −1.00 ± 0.10seeds 5" in said
+    assert "Our own claims ours falls effect −1.00 ± 0.10n 5" in said
     assert "Checks sane" in said
     assert "The paper's claims 1 not tested Our own 1 agree" in said
 
@@ -384,7 +385,7 @@ def test_means_of_few_or_bad_values():
         *(("text", None, "text"), ([0.5, 1], None, "0.5, 1")),
         *((0.329, 0.033, "0.329 ± 0.033"), (-12345.6, 678.9, "−12346 ± 679")),
         *((3e8, 2e6, "3e8 ± 2e6"), (0.5, math.nan, "0.5"), (0.5, 0.0, "0.5")),
-        *((math.nan, 0.1, "nan"), (None, None, "\u2014")),
+        *((math.nan, 0.1, "nan"), (None, None, "\u2014"), (0.2352034, 3e-7, "0.2352")),
     ],
 )
 def test_numbers_are_written_and_errors_to_the_same_place(value, stderr, text):

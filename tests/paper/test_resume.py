@@ -181,7 +181,7 @@ def grown(tmp_path, monkeypatch):
 def test_a_run_that_lacks_units_is_shown_with_those_it_has(tmp_path, grown):
     here = RunFolder(tmp_path / "squares")
     assert here.state_of(here.content()) == "unfinished"
-    assert last_result(Squares(), [tmp_path]) == f"unfinished in {tmp_path}"
+    assert last_result(Squares(), [tmp_path]) == "1/2 agree, 1 differ, 3/4 units, unfinished"
     assert "3 of 4 units" in page(tmp_path)
     assert finish(tmp_path, "sizes=4,5")[1]["rows"] == 5 * 3
     assert last_result(Squares(), [tmp_path]).endswith(", full")
@@ -242,7 +242,7 @@ def test_only_force_helps_where_the_header_is_lost(tmp_path, spoil):
         assert isinstance(refused.error, CheckpointError)
         assert "--force" in refused.reason
     assert {file: file.read_bytes() for file in here.path.iterdir()} == files
-    assert "is damaged" in page(tmp_path)
+    assert f"fsmap run squares --out {tmp_path} --force" in page(tmp_path)
     assert run(tmp_path, force=True)[0].status == "finished"
 
 

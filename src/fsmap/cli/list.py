@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fsmap import cli
+from fsmap.paper import rows as records
 from fsmap.paper.engine import ROW_ERRORS, Experiment, coverage, get, registry, section
-from fsmap.paper.rows import AGREES, DIFFERS, Content, RunFolder, claim_entry, verdict
+from fsmap.paper.rows import AGREES, DIFFERS, VERDICTS, Content, RunFolder, verdict
 
 OPTIONS = {
     "id ID?": (str, "show one experiment in detail"),
@@ -50,20 +51,22 @@ def last_result(experiment: Experiment, folders: list[Path]) -> str:
         return _outcome(experiment, (full or complete)[0])
     if not found:
         return "\u2013"
-    _, state, folder = found[0]
+    content, state, folder = found[0]
+    if state == "unfinished" and content.units:
+        return f"{_outcome(experiment, content)}, unfinished"
     text = f"{state} in {folder}"
     return cli.styled(text, cli.RED) if state == "damaged" else text
 
 
 def _outcome(experiment: Experiment, run: Content) -> str:
     try:
-        claims = map(claim_entry, experiment.claims(run.rows))
-        verdicts = [verdict(claim) for claim in claims if claim["source"] != "check"]
+        claims = records.judged(map(records.claim_entry, experiment.claims(run.rows)))
     except ROW_ERRORS as error:
         return f"cannot be judged: {type(error).__name__}"
-    differ = verdicts.count(DIFFERS)
-    words = f"{verdicts.count(AGREES)}/{len(verdicts)} agree" + f", {differ} differ" * bool(differ)
-    words = cli.styled(words, cli.RED if differ else cli.GREEN)
+    found = list(map(verdict, claims))
+    parts = [f"{found.count(AGREES)}/{len(found)} agree" if found else "no claims"]
+    parts += [f"{found.count(v)} {v.rstrip('s')}" for v in VERDICTS[1:] if v in found]
+    words = cli.styled(", ".join(parts), cli.RED if DIFFERS in found else cli.GREEN)
     size = coverage(experiment, run.header, run.units).partition(",")[0]
     return f"{words}, {size.replace(' of ', '/')}"
 

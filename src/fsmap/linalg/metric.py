@@ -81,7 +81,10 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
     rows = flat(out, x)
     S, K = rows.shape
     if metric is not None:
-        return as_metric(metric, S, K).at(x, accumulate(rows))
+        found = as_metric(metric, S, K).at(x, accumulate(rows))
+        if not hasattr(found, "rows"):
+            raise InputError(f"at of a metric must return a Whitening, got {type(found).__name__}")
+        return found
     scale = 1 / math.sqrt(S)
     return Whitening(
         lambda u: (scale * u).flatten(0, 1),

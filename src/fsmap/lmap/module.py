@@ -195,9 +195,11 @@ class LMAP(Term, nn.Module):
         except InputError as error:
             if not keywords:
                 raise
+            how = "What has an entry per training point belongs into x, a dict, as p_X draws them."
+            if any(name.startswith("label") for name in keywords):
+                how = "Leave labels out, and compute the loss from the output (out.logits)."
             raise InputError(
-                f"{error} The model gets the same {', '.join(keywords)} at all points: what has "
-                "an entry for each training point belongs into x, a dict, and p_X draws such dicts."
+                f"{error} The model gets the same {', '.join(keywords)} at all points. {how}"
             ) from error
         finally:
             reg.keywords = {}

@@ -9,6 +9,7 @@ once, before training, outside of ``vmap``.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -392,11 +393,15 @@ class Objective(NamedTuple):
 
     def check(self, f: ModelFn, params: Params, batch: Batch) -> None:
         """Raise InputError if data, model, prior and p_X do not fit each other; looks at values."""
-        for name, term in (("likelihood", self.likelihood), ("prior", self.prior)):
-            if not hasattr(term, "check"):
-                raise InputError(
-                    f"the {name} must be an object such as fsmap.Gaussian(0.1), got {term!r}"
-                )
+        for name, term, example, count in (
+            ("likelihood", self.likelihood, "Gaussian(0.1)", 2),
+            ("prior", self.prior, "Normal(1.0)", 1),
+        ):
+            try:  # a prior has check(params), a likelihood check(out, y)
+                inspect.signature(term.check).bind(*range(count))
+            except (AttributeError, TypeError):
+                message = f"the {name} must be an object such as fsmap.{example}, got {term!r}"
+                raise InputError(message) from None
         check_points(batch.x)
         if num_points(batch.x) != len(batch.y):
             raise InputError(f"x has {num_points(batch.x)} points and y has {len(batch.y)}")
@@ -456,6 +461,8 @@ def fs_map(
     if method not in logdet.METHODS:
         raise InputError(f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}")
     points = _at_least_one("num_points", num_points)
+    if not isinstance(jitter, Tensor) and not 0 <= jitter < math.inf:
+        raise InputError(f"jitter must be one number >= 0, got {jitter!r}")
     epsilon = jitter if isinstance(jitter, Tensor) else torch.tensor(jitter, dtype=torch.float64)
     geometry = LogDet(as_px(px), points, epsilon, method, metric, probes)
     return Objective(likelihood, prior, geometry, _at_least_one("num_data", num_data))

@@ -422,6 +422,8 @@ class Job:
         config = experiment.quick if options.quick else experiment.config
         wanted = list(options.assignments)
         if options.seeds is not None:
+            if not (lenient or hasattr(config, "seeds")):
+                raise InputError(f"--seeds: {experiment.id} has no seeds.")
             wanted.append(f"seeds={options.seeds}")
         if lenient:
             known = {field.name for field in dataclasses.fields(config)}

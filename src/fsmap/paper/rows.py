@@ -90,6 +90,12 @@ def claim_entry(claim: Claim) -> dict[str, Any]:
     return {**claim._asdict(), "holds": holds}
 
 
+def judged(claims: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Claims that the verdict on an item counts: the paper's; ours if there is none."""
+    stated = [claim for claim in claims if claim["source"] != "check"]
+    return [claim for claim in stated if claim["source"] == "paper"] or stated
+
+
 def tally(claims: Iterable[Mapping[str, Any]]) -> str:
     """Verdicts in words; checks are not counted.
 

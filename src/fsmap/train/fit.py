@@ -81,7 +81,7 @@ def fit(
         >>> sorted(history.parts[-1])
         ['geometry', 'likelihood', 'prior']
     """
-    settings = loop.Settings(steps, **options)
+    settings = loop.settings_of(f, steps, options)
     check_params(params)
     train = loop.as_batch(data, params)
     given: object = objective

@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 from fsmap import px
-from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError
+from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError, did_you_mean
 from fsmap.files import beside, exclusive, remove_partial
 from fsmap.functional import (
     Functional,
@@ -44,6 +44,7 @@ CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, which this agrees with
 
 Metric = Callable[[Tensor, Tensor], Any]
 """``(outputs, y)`` to a number, such as ``fsmap.metrics.rmse``."""
+NO_METRIC = "by must be a function of outputs and y, such as fsmap.metrics.rmse"
 Callback = Callable[[int, Params], bool | None]
 
 PARTS = ("likelihood", "prior", "geometry")
@@ -230,6 +231,8 @@ class Settings:
             raise InputError("validation needs both: on, the held-out data, and by, a metric")
         if self.resume and self.checkpoint is None:
             raise InputError("resume=True needs checkpoint=PATH, the file to resume from")
+        if self.by is not None and not callable(self.by):
+            raise InputError(f"{NO_METRIC}, got {self.by!r}")
 
     def describe(self) -> dict[str, Any]:
         """The settings that must agree for a resumed run to equal an uninterrupted one.
@@ -248,6 +251,16 @@ class Settings:
             "validate_every": self.validate_every if self.by else None,
             "log_every": self.log_every,
         }
+
+
+def settings_of(f: object, steps: int, options: Mapping[str, Any]) -> Settings:
+    """The settings of ``fit``; InputError for a module as ``f`` and for unknown options."""
+    if isinstance(f, nn.Module):
+        raise InputError("f is a module; it has to be: f, params = fsmap.functional(module)")
+    if unknown := sorted(options.keys() - Options.__annotations__):
+        hint = did_you_mean(unknown[0], Options.__annotations__)
+        raise InputError(f"there is no option {unknown[0]!r}.{hint}")
+    return Settings(steps, **options)
 
 
 def check_integer(name: str, value: Any) -> None:

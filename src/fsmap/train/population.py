@@ -244,7 +244,7 @@ def fit_population(
     """
     if compile and not is_pointwise(f):
         raise InputError("compile=True needs a model without random layers, and this one has some")
-    settings = loop.Settings(steps, **options)
+    settings = loop.settings_of(f, steps, options)
     _check_names(build, grid)
     starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
     members = Members(build, grid, f, starts, data)
@@ -301,6 +301,8 @@ def _can_capture(members: Members) -> bool:
 
 def _check_names(build: Callable[..., Objective], grid: Grid) -> None:
     """Raise an InputError for axes that ``build`` does not know."""
+    if not callable(build):
+        raise InputError(f"build must be a function that makes the objective, got {build!r}")
     signature = inspect.signature(build)
     try:
         signature.bind(**dict.fromkeys(grid.hyper_names))

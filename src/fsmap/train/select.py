@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fsmap.errors import DivergedError, EdgeOfGridWarning, InputError
 from fsmap.train.fit import TrainState
-from fsmap.train.loop import Metric
+from fsmap.train.loop import NO_METRIC, Metric
 from fsmap.train.population import (
     RESERVED,
     Grid,
@@ -25,6 +25,8 @@ from fsmap.train.population import (
 
 def measure_members(states: PopulationState, *, on: Any, by: Metric) -> Tensor:
     """A metric of every member, [M], on one set or one per split; nan if outputs are not finite."""
+    if not callable(by):
+        raise InputError(f"{NO_METRIC}, got {by!r}")
     data = held_out_sets(on, states.grid, states.params)
     return measure_each(states.f, states.params, data, by)
 

@@ -35,7 +35,7 @@ from fsmap.objective.objective import Likelihood, Objective
 from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact, judge_all, paired_effect
 from fsmap.paper.networks.clouds import eigenvalues, square
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import LINES, legend_above, power
+from fsmap.paper.report.figures import legend_above, power
 from fsmap.paper.report.tables import epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.px import Lattice, Stream, generator
@@ -562,8 +562,7 @@ class MoonsPathology(Experiment):
         figure, axes = figures.axes(2, len(NETWORKS), panel=(3.6, 2.5))
         for (left, right), (network, title) in zip(axes, NETWORKS.items(), strict=True):
             mine = [one for one in settings(rows) if one.network == network]
-            styles = (*(x["linestyle"] for x in LINES), "-.")
-            for one, style in zip(mine, styles, strict=False):
+            for one, style in zip(mine, ("-", "--", "-.", ":"), strict=False):
                 color = figures.COLORS["fs-map"]
                 label = power(one.jitter) if one.jitter else "no jitter"
                 left.plot(one.distance, one.path, color=color, label=label, linestyle=style)

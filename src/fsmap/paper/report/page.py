@@ -23,7 +23,7 @@ from fsmap.paper import rows as records
 from fsmap.paper.engine import ROW_ERRORS, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import DARK, Interactive, style
 from fsmap.paper.report.picture import VARIABLES, picture
-from fsmap.paper.report.tables import arranged, number, with_error
+from fsmap.paper.report.tables import MINUS, arranged, number, with_error
 from fsmap.paper.rows import AGREES, NOT_TESTED, Content, Row, Rows, RunFolder, tally, verdict
 from fsmap.progress import duration
 
@@ -45,8 +45,11 @@ class Found(NamedTuple):
     @property
     def damage(self) -> str:
         """Why the run cannot be shown, and what to do."""
-        again = _command(self.id, self.folder.parent) + " --resume"
-        todo = f"Restore a copy, or measure again with: {again}"
+        if self.id not in registry():
+            return f"{self.folder} is damaged, or of another version: {self.trouble}"
+        header = self.content.header  # without it, nothing can be resumed
+        again = _command(self.id, self.folder.parent, " --quick" * (header.get("size") == "quick"))
+        todo = f"Restore a copy, or measure again with: {again} --{'resume' if header else 'force'}"
         return f"{self.folder} is damaged: {self.trouble}. {todo}"
 
 
@@ -93,9 +96,11 @@ def _read(folder: Path) -> Found:
         trouble = ""
         if not content.header:
             trouble = "units.jsonl is missing, or its first line does not match its checksum"
+        elif content.damaged and not RunFolder(folder).rows_file.exists():
+            trouble = "rows.jsonl is missing"
         elif content.damaged:
             units = ", ".join(content.damaged[:3]) + (" …" if len(content.damaged) > 3 else "")
-            trouble = f"{len(content.damaged)} units do not match their checksum ({units})"
+            trouble = f"{len(content.damaged)} of its units do not match their checksum ({units})"
         elif not content.units:
             trouble = "no unit is finished"
     name = content.header.get("experiment", folder.resolve().name)
@@ -119,13 +124,14 @@ def render(runs: Sequence[Found]) -> str:
     sections: dict[str, list[dict[str, Any]]] = {}
     for item in items:
         sections.setdefault(item["section"], []).append(item)
-    claims = [claim for item in items for claim in item["claims"]]
+    claims = [claim for item in items if not item["quick"] for claim in item["claims"]]
     counts = Counter((claim["source"], claim["verdict"]) for claim in claims)
     template = environment().get_template("page.html.j2")
     return template.render(
         title=TITLE,
         sections=sections,
         totals={s: {name: counts[s, name] for name in records.VERDICTS} for s in ("paper", "ours")},
+        uncounted=Counter(filter(None, map(_uncounted, items))),
         live=next((item for item in items if item["live"]), None),
         theme=theme(),
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
@@ -160,6 +166,13 @@ def _blank(name: str, label: str, title: str, heading: str) -> dict[str, Any]:
     }
 
 
+def _uncounted(item: Mapping[str, Any]) -> str:
+    """Why no claim of an item is in the totals; "" if they are."""
+    if item["trouble"]:
+        return "damaged"
+    return "quick" if item["quick"] else "" if item["units"] else "not run"
+
+
 def _command(name: str, out: Path, options: str = "") -> str:
     return f"fsmap run {name}{options} --out {shlex.quote(str(out))}"
 
@@ -170,7 +183,7 @@ def _other(run: Found) -> str:
 
 def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     """The entries that are computed from rows."""
-    header, units = run.content.header, run.content.units
+    header, units, selecting = run.content.header, run.content.units, experiment.selecting
     rows = run.content.rows
     out, lost = run.folder.parent, list[str]()
 
@@ -182,8 +195,7 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
             return empty
 
     claims = [records.claim_entry(claim) for claim in part("claims", experiment.claims, [])]
-    stated = [c for c in claims if c["source"] != "check"]
-    judged = [c for c in stated if c["source"] == "paper"] or stated
+    counted = records.judged(claims)
     shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
     pictures = [
         {"name": name, **picture(figure, f"{experiment.id}-{place}")._asdict()}
@@ -199,11 +211,11 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
         "quick": quick,
         "claims": [claim for claim in shown if claim["source"] != "check"],
         "checks": [claim for claim in shown if claim["source"] == "check"],
-        "verdict": _overall(judged),
-        "tally": tally(judged).replace(" claims", "") if judged else "no claims",
-        "headline": next((_claim(claim) for claim in judged), None),
-        "seeds": max((c["seeds"] or 0 for c in judged), default=0) or seeds or None,
-        "sentence": _sentence(experiment.see, judged),
+        "verdict": _overall(counted),
+        "tally": tally(counted).replace(" claims", "") if counted else "no claims",
+        "headline": next((_claim(claim) for claim in counted), None),
+        "seeds": max((c["seeds"] or 0 for c in counted), default=0) or seeds or None,
+        "sentence": _sentence(experiment.see, counted),
         "figures": pictures,
         "slider": _slider(slider, experiment.id),
         "live": part("the live figure", experiment.live, None),
@@ -215,10 +227,11 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
             }
             for layout in arranged(table, experiment.group)
         ],
-        "command": _command(experiment.id, out, " --quick" * quick),
+        "command": _command(experiment.id, out, " --quick" * quick) + " --resume",
         "finish": "" if size == "full" else finish,
         "facts": _facts(experiment, rows, units, size),
-        "config": [(key, number(value)) for key, value in header["config"].items()],
+        # without fields of the last --resume alone
+        "config": [(k, number(v)) for k, v in header["config"].items() if k not in selecting],
         "departures": list(dict.fromkeys([*experiment.departures, *_departures(rows)])),
         "lost": "; ".join(lost),
     }
@@ -251,11 +264,13 @@ def _sentence(see: str, claims: Sequence[Mapping[str, Any]]) -> str:
 def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     """A claim in texts; ``command`` runs its experiment in the folder of the rows."""
     ours, paper = (None if claim[k] is None else number(claim[k]) for k in ("ours", "paper"))
+    ours = ours and re.sub(r"(?<![\w.])-(?=[\d.])", MINUS, re.sub(r"-(0\.0+\b)", r"\1", ours))
     effect = ""
     if claim["effect"] is not None:
         effect = with_error(claim["effect"], claim["stderr"])
         ours = None if claim["ours"] == claim["effect"] else ours
-        effect = "" if effect in str(ours) else effect  # shown once
+        # shown once; that of a ratio is a logarithm, and ours the factor
+        effect = "" if effect in str(ours) or " times" in str(ours) else effect
     reason = claim["reason"]
     if command and reason == "no rows":
         reason = f"{command} --resume"

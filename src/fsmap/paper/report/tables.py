@@ -219,6 +219,8 @@ def with_error(value: Any, stderr: Any, places: int | None = None) -> str:
         return number(value)
     if not 1e-4 <= max(abs(value), stderr) < 1e6:
         return f"{number(float(value), 3)} ± {number(float(stderr), 2)}"
+    if stderr < 5e-7:
+        return number(value)
     places = min(max(0, 1 - math.floor(math.log10(stderr))), 6)
     return f"{value:.{places}f} ± {stderr:.{places}f}".replace("-", MINUS)
 
@@ -364,8 +366,8 @@ def _cell_of(entry: Mapping[str, Any] | None, runs: int) -> Cell:
     if entry.get("paper") is not None:
         notes.append(f"({with_error(entry['paper'], entry.get('paper_stderr'), theirs)})")
     if (fewer := entry.get("runs")) and fewer != runs:
-        notes.append(f"{fewer} seed{'s' * (fewer != 1)}")
-    return Cell(text, " ".join(notes))
+        notes.append("ours: " * bool(notes) + f"{fewer} seed{'s' * (fewer != 1)}")
+    return Cell(text, "; ".join(notes))
 
 
 def _word(name: str, value: Any, stderr: Any = None) -> str:

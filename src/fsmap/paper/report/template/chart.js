@@ -35,8 +35,7 @@
     const legend = element("div", "", stage);
     legend.className = "legend";
     const svg = shape("svg", { class: "chart", role: "img" }, stage);
-    const [x0, x1] = data.xlim || limits(data.frames, "x");
-    let [y0, y1] = data.ylim || limits(data.frames, "y"), shown = 0, scale = null;
+    let [x0, x1] = data.xlim || limits(data.frames, "x"), [y0, y1] = data.ylim || limits(data.frames, "y"), shown = 0, scale = null;
 
     const path = (curve) => {
       let text = "", pen = false;
@@ -71,7 +70,8 @@
     };
     const draw = (index) => {
       shown = index;
-      if (data.ylim) [y0, y1] = data.ylim; // may have changed since
+      if (data.xlim) [x0, x1] = data.xlim; // may have changed since
+      if (data.ylim) [y0, y1] = data.ylim;
       const width = Math.max(260, stage.clientWidth), height = Math.round(Math.min(360, Math.max(230, width * 0.52)));
       svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       svg.setAttribute("aria-label", `${data.ylabel} over ${data.xlabel}, ${data.frames[index].label}`);

@@ -41,22 +41,28 @@
     }
     return t;
   };
-  // Density along θ_R with θ_L fixed, area 1.
+  const range = (low, high, count) => Array.from({ length: count }, (_, i) => low + (high - low) * i / (count - 1));
+  // Points of one parameter with trapezoidal weights: from the prior's lower end to where the likelihood (or E[exp θ]) ends, and closely around a peak.
+  const nodes = (m, weight, peak, square, cross, [wide, near]) => {
+    const low = -weight * m.alpha ** 2 - 9 * m.alpha, wall = Math.log(Math.max(cross, 0) / square + 40 * m.sigma / Math.sqrt(square));
+    const high = Math.min(m.alpha ** 2 + 9 * m.alpha, wall), reach = Math.min(12 * m.sigma / Math.sqrt(square) / Math.exp(peak), 9 * m.alpha);
+    const at = [...range(low, high, wide), ...range(Math.max(low, peak - reach), Math.min(high, peak + reach), near)].sort((a, b) => a - b);
+    return at.map((x, i) => [x, ((at[i + 1] ?? x) - (at[i - 1] ?? x)) / 2]);
+  };
+  const support = (m, weight, s = moments(m)) => nodes(m, weight, solve(m, weight, s)[1], s.rr, s.r, [1000, 300]);
+  // Density along θ_R with θ_L fixed, of area 1 over all θ_R.
   const density = (m, weight, left, grid, s = moments(m)) => {
-    const logs = grid.map((right) => logDensity(m, s, left, right, weight)), top = Math.max(...logs);
-    const values = logs.map((value) => Math.exp(value - top)), sum = values.reduce((a, b) => a + b, 0) * (grid[1] - grid[0]);
-    return values.map((value) => value / sum);
+    const log = (right) => logDensity(m, s, left, right, weight), all = support(m, weight, s).map(([x, w]) => [log(x), w]);
+    const top = Math.max(...all.map(([value]) => value)), sum = all.reduce((total, [value, w]) => total + w * Math.exp(value - top), 0);
+    return grid.map((right) => Math.exp(log(right) - top) / sum);
   };
   // The model average: E[exp θ] by the trapezoidal rule in both parameters.
-  const average = (m, left, s = moments(m)) => {
-    const pull = Math.sqrt(s.ll) * Math.exp(left) / m.sigma, wide = Math.min(14 / pull, 14 * m.alpha), n = [60, 700];
-    const low = [left - wide, -9 * m.alpha], high = [left + wide, Math.max(3, left + 4)];
+  const average = (m, s = moments(m)) => {
+    const peak = solve(m, 0, s), top = logDensity(m, s, ...peak, 0), rights = nodes(m, 0, peak[1], s.rr, s.r, [1000, 300]);
     let total = 0, a = 0, b = 0;
-    const top = logDensity(m, s, ...solve(m, 0, s), 0);
-    for (let i = 0; i <= n[0]; i++) {
-      const l = low[0] + (high[0] - low[0]) * i / n[0];
-      for (let j = 0; j <= n[1]; j++) {
-        const r = low[1] + (high[1] - low[1]) * j / n[1], w = Math.exp(logDensity(m, s, l, r, 0) - top);
+    for (const [l, width] of nodes(m, 0, peak[0], s.ll, s.l, [200, 120])) {
+      for (const [r, height] of rights) {
+        const w = width * height * Math.exp(logDensity(m, s, l, r, 0) - top);
         total += w; a += w * Math.exp(l); b += w * Math.exp(r);
       }
     }
@@ -68,8 +74,7 @@
   if (!figure) return;
   const { chart, number } = window.fsmap;
   const start = JSON.parse(figure.querySelector("script.start").textContent), m = structuredClone(start);
-  const range = (low, high, count) => Array.from({ length: count }, (_, i) => low + (high - low) * i / (count - 1));
-  const theta = range(-6.5, 2, 341), xs = range(-1, 1, 201);
+  const xs = range(-1, 1, 201);
   const frame = () => ({ label: `α = ${m.alpha}, σ = ${m.sigma}`, curves: [] });
   const left = { xlabel: "θ_R", ylabel: "density", xlim: [-6.5, 2], ylim: [0, 0.8], frames: [frame()] };
   const right = { xlabel: "x", ylabel: "f(x)", xlim: [-1, 1], ylim: [-0.4, 1.4], frames: [frame()], drag: (k, x, y) => {
@@ -80,17 +85,21 @@
   const draw = [chart(figure.querySelector(".density"), left), chart(figure.querySelector(".function"), right)];
   const at = (heights) => xs.map((x) => bump(m, x).reduce((sum, phi, i) => sum + phi * heights[i], 0));
   const update = () => {
-    const s = moments(m), ps = solve(m, 0, s), fs = solve(m, 1, s), mean = average(m, ps[0], s);
+    const s = moments(m), ps = solve(m, 0, s), fs = solve(m, 1, s), mean = average(m, s);
     const curve = (name, x, y, method, style) => ({ name, x, y, method, style });
     left.frames[0] = frame();
-    const densities = [0, 1].map((weight) => density(m, weight, ps[0], theta, s)), peak = Math.max(...densities.flat());
-    left.ylim = [0, 0.8 * 2 ** Math.max(0, Math.ceil(Math.log2(1.1 * peak / 0.8)))]; // doubled as the peak grows
-    left.frames[0].curves = [curve("PS-MAP, p(θ|D)", theta, densities[0], "ps-map", "dashed"), curve("FS-MAP, p(f|D)", theta, densities[1], "fs-map", "line")];
+    const thetas = [0, 1].map((weight) => support(m, weight, s).map(([x]) => x)), densities = thetas.map((x, weight) => density(m, weight, ps[0], x, s));
+    const peaks = densities.map((values) => Math.max(...values)), seen = thetas.flatMap((x, k) => x.filter((_, i) => densities[k][i] > peaks[k] / 100));
+    left.xlim = [Math.min(-6.5, ...seen), Math.max(2, ...seen)]; // both peaks are inside
+    left.ylim = [0, 0.8 * 2 ** Math.ceil(Math.log2(1.1 * Math.max(...peaks) / 0.8))];
+    const inside = (x, value) => value.filter((_, i) => x[i] >= left.xlim[0] && x[i] <= left.xlim[1]);
+    left.frames[0].curves = [["PS-MAP, p(θ|D)", "ps-map", "dashed"], ["FS-MAP, p(f|D)", "fs-map", "line"]].map(([name, method, style], k) => curve(name, inside(thetas[k], thetas[k]), inside(thetas[k], densities[k]), method, style));
     right.frames[0] = frame();
     right.frames[0].curves = [curve("PS-MAP", xs, at(ps.map(Math.exp)), "ps-map", "dashed"), curve("FS-MAP", xs, at(fs.map(Math.exp)), "fs-map", "line"), curve("model average", xs, at(mean), "bma", "dotted"), curve("data", m.x, m.y, null, "points")];
     draw.forEach((show) => show(0));
+    const top = Math.max(...at(mean));
     const nearer = ["PS-MAP", "FS-MAP"][[ps, fs].map((t) => Math.hypot(...t.map((value, i) => Math.exp(value) - mean[i]))).map((gap, i, all) => [gap, i, all]).sort((p, q) => p[0] - q[0])[0][1]];
-    figure.querySelector(".note").textContent = `θ_R: PS-MAP ${number(ps[1])}, FS-MAP ${number(fs[1])}. Nearer to the model average: ${nearer}.`;
+    figure.querySelector(".note").textContent = `θ_R: PS-MAP ${number(ps[1])}, FS-MAP ${number(fs[1])}. Nearer to the model average: ${nearer}.${top > 1.4 ? ` The model average reaches ${number(top)}, above this plot.` : ""}`;
     for (const name of ["alpha", "sigma"]) {
       const input = figure.querySelector(`#live-${name}`);
       input.value = m[name];

@@ -104,6 +104,7 @@ def test_nothing_to_predict_from(names, message):
         (["1'200", "3", "40"], [1200, 3, 40]),
         (["1,234", "2,500", "900"], [1234, 2500, 900]),
         (["3,14", "2,5", "1.000,5"], [3.14, 2.5, 1000.5]),
+        (["2,375", "0,933", "12"], [2.375, 0.933, 12]),
         (["€ 1.200,50", "3,1 EUR", "-2"], [1200.5, 3.1, -2]),
         (["1e3", "-.5", "+2"], [1000, -0.5, 2]),
     ],
@@ -118,8 +119,13 @@ def test_numbers_as_people_write_them(cells, numbers):
 
 def test_the_decimal_mark_is_remembered():
     encoder = learn(table(x=["1,5", "2,25", "1.000,5"]), ["x"])
-    raw = encoder.encode(table(x=["1.200", "7"])) * encoder.std + encoder.mean
+    new = table(x=["1.200", "7"])
+    raw = encoder.encode(new._replace(mark=",")) * encoder.std + encoder.mean
     np.testing.assert_allclose(raw[:, 0], [1200, 7], rtol=1e-5)
+    with pytest.raises(InputError, match="has decimal commas, .* but '1.200' in row 1 has not"):
+        encoder.encode(new)
+    with pytest.raises(InputError, match="has decimal points, .* but '0,125' in row 2 has not"):
+        learn(table(x=["1.5", "2"]), ["x"]).encode(table(x=["1", "0,125"]))
 
 
 @pytest.mark.parametrize(

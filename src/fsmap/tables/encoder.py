@@ -44,8 +44,8 @@ FLAG_STD = 0.25  # at least, of a 0/1 column: else a 1 in a thousand rows is enc
 
 _UNIT = re.compile(r"[\s\u00a0\u202f'’_]|%|[$€£¥]|\b(USD|EUR|GBP|CHF|JPY)\b")
 _THOUSANDS = {
-    ".": re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?"),
-    ",": re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d+)?"),
+    ".": re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?"),
+    ",": re.compile(r"[-+]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?"),
 }
 _COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _ID = re.compile(r"(^|[^a-z])(id|uuid|guid|key|index|nr|number)s?$", re.IGNORECASE)
@@ -102,7 +102,7 @@ class Encoder(NamedTuple):
     def encode(self, table: Table) -> npt.NDArray[np.float32]:
         """Rows as standardized numbers ``[N, D]``; columns are found by name, in any order."""
         check_columns(table, [column.name for column in self.used])
-        blocks = [_encoded(column, table.columns[column.name]) for column in self.used]
+        blocks = [_encoded(c, table.columns[c.name], table.mark) for c in self.used]
         standard = (np.concatenate(blocks, axis=1) - self.mean) / self.std
         with np.errstate(over="ignore"):  # a prediction that is not finite is an error
             return standard.astype(np.float32)
@@ -124,24 +124,27 @@ def learn_encoder(
     train = table.take(rows)
     columns: list[Column] = []
     for name in features:
-        column = infer(name, table.columns[name], category=name in category)
+        column = infer(name, table.columns[name], category=name in category, mark=table.mark)
         if column.kind != LEFT_OUT:
             cells, form = train.columns[name], column.form
-            column = infer(name, cells, category=column.kind == CATEGORY, form=form)
+            asked = column.kind == CATEGORY
+            column = infer(name, cells, category=asked, form=form, mark=table.mark)
         columns.append(column)
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
         reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns)
         reasons = reasons or "There is only the target"
         raise InputError(f"no column is left to predict from. {reasons}.")
-    raw = np.concatenate([_encoded(c, train.columns[c.name]) for c in used], axis=1)
+    raw = np.concatenate([_encoded(c, train.columns[c.name], table.mark) for c in used], axis=1)
     flag = [c.kind == CATEGORY or k > 0 for c in used for k in range(len(c.names()))]
     std = np.where(flag, np.maximum(raw.std(0), FLAG_STD), raw.std(0))
-    notes = tuple(note for c in columns for note in _remarks(c, train.columns[c.name]))
+    notes = tuple(note for c in columns for note in _remarks(c, table))
     return Encoder(tuple(columns), raw.mean(0), np.where(std > 0, std, 1.0), notes)
 
 
-def infer(name: str, cells: Cells, *, category: bool = False, form: str | None = None) -> Column:
+def infer(
+    name: str, cells: Cells, *, category: bool = False, form: str | None = None, mark: str = "."
+) -> Column:
     """Decide what a column is, by the rules at the top of this module."""
     filled = [cell for cell in cells if cell is not None]
     if not filled:
@@ -150,9 +153,9 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
         return Column(name, LEFT_OUT, reason=f"it is {filled[0]!r} in every row")
     if category or _are_codes(filled):
         return _category(name, filled, len(cells), asked=category)
-    values, wrong, mark = numbers(cells, form if form in _THOUSANDS else None)
+    values, wrong, decimal = numbers(cells, form if form in _THOUSANDS else None, mark)
     if not wrong.any():
-        return _number(name, values, mark)
+        return _number(name, values, decimal)
     for dates in _FORMATS if form is None else (form,):
         try:
             days = [_parse_date(cell, dates)[0] for cell in filled]
@@ -161,35 +164,53 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
         low, high, missing = min(days), max(days), len(filled) < len(cells)
         return Column(name, DATE, fill=low, missing=missing, form=dates, low=low, high=high)
     if 1 - wrong.sum() / len(filled) >= MOSTLY:
-        raise InputError(stray_text(name, cells, wrong))
+        raise InputError(stray_text(name, cells, wrong, decimal))
     return _category(name, filled, len(cells), asked=False)
 
 
-def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[np.bool_], str]:
+def numbers(
+    cells: Cells, form: str | None = None, mark: str = "."
+) -> tuple[Floats, npt.NDArray[np.bool_], str]:
     """The numbers (nan: missing or none), which cells are not finite numbers, the decimal mark.
 
-    ``form`` is the decimal mark; None: the cells decide.
+    ``form`` is the decimal mark; None: the cells decide, or ``mark``, that of the table, if all
+    could be read either way, as 1,234. Cells with another decimal mark are not numbers.
     """
     absent = np.array([c is None for c in cells], dtype=bool)
     values = np.array([_float(c or "") for c in cells])
     if form != "," and not (np.isnan(values) & ~absent).any():  # plain numbers, the usual case
         return values, np.zeros_like(absent), "."
     bare = ["" if c is None else _UNIT.sub("", c) for c in cells]
-    if form is None:
-        commas = [c for c in bare if "," in c]
-        whole = all(_THOUSANDS["."].fullmatch(c) for c in commas)
-        points = any("." in c and "," not in c and not _THOUSANDS[","].fullmatch(c) for c in bare)
-        form = "," if commas and not whole and not points else "."
-    thousands = "." if form == "," else ","
-    bare = [c.replace(thousands, "") if _THOUSANDS[form].fullmatch(c) else c for c in bare]
+    commas = any("," in c for c in bare)
+    seen = _decimal_mark(bare) or ("," if mark == "," or (form == "," and commas) else ".")
+    form = form or (seen if commas else ".")
+    if seen == form:
+        group = "." if form == "," else ","
+        bare = [c.replace(group, "") if _THOUSANDS[form].fullmatch(c) else c for c in bare]
     if form == ",":
-        bare = [c.replace(",", ".") if _COMMA.fullmatch(c) else c for c in bare]
+        bare = [c.replace(",", ".") if _COMMA.fullmatch(c) else c.replace(".", "?") for c in bare]
     values = np.array([_float(c) for c in bare])
     return values, np.isnan(values) & ~absent, form
 
 
-def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
+def _decimal_mark(bare: Sequence[str]) -> str | None:
+    """The decimal mark of a cell that can be read in one way only; None if there is none."""
+    for mark, group in (".,", ",."):
+        sure = (c for c in bare if mark in c and not _THOUSANDS[group].fullmatch(c))
+        if any(not math.isnan(_float(c.replace(group, "").replace(mark, "."))) for c in sure):
+            return mark
+    return None
+
+
+def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_], form: str) -> str:
     """The message about text in a column of numbers: the cells, their rows, and what to do."""
+    first = cells[wrong][:1]
+    if not numbers(first)[1].any():
+        marks = "commas" if form == "," else "points"
+        return (
+            f"column {name!r} has decimal {marks}, in training or in other rows, but {first[0]!r} "
+            f"in row {int(wrong.argmax()) + 1} has not. Write all numbers in one way"
+        )
     return (
         f"column {name!r} holds numbers, but {examples(cells, wrong)}. Correct it; if it means 'no "
         f"value', say so with --missing {cells[wrong][0]!r}; if the column holds categories, with "
@@ -264,9 +285,9 @@ def _category(name: str, filled: list[str], rows: int, *, asked: bool) -> Column
     return Column(name, CATEGORY, levels, missing=len(filled) < rows)
 
 
-def _remarks(column: Column, cells: Cells) -> Iterable[str]:
+def _remarks(column: Column, table: Table) -> Iterable[str]:
     """Remarks about a column that may surprise a user."""
-    name = repr(column.name)
+    name, cells = repr(column.name), table.columns[column.name]
     if column.kind == LEFT_OUT:
         yield f"column {name} is left out: {column.reason}"
     if column.kind == DATE:
@@ -274,16 +295,23 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
     if column.kind == CATEGORY and _are_codes(column.levels):
         yield f"column {name} has codes with leading zeros: categories"
     if column.kind == NUMBER:
-        for cell, value in zip(cells, numbers(cells, column.form)[0], strict=True):
-            if cell is not None and math.isnan(_float(cell)):
-                yield f"column {name} is read as numbers: {cell!r} is {value:g}"
-                break
+        found = _example(cells, numbers(cells, column.form, table.mark)[0])
+        if found:
+            yield f"column {name} is read as numbers: {found}"
 
 
-def _encoded(column: Column, cells: Cells) -> Floats:
+def _example(cells: Cells, values: Floats) -> str:
+    """A clause on the first cell that is not written as a plain number; "" if there is none."""
+    for cell, value in zip(cells, values, strict=True):
+        if cell is not None and math.isnan(_float(cell)):
+            return f"{cell!r} is {value:g}"
+    return ""
+
+
+def _encoded(column: Column, cells: Cells, mark: str) -> Floats:
     if column.kind == CATEGORY:
         return _categories(column, cells)
-    block = _dates(column, cells) if column.kind == DATE else _numbers(column, cells)
+    block = _dates(column, cells) if column.kind == DATE else _numbers(column, cells, mark)
     absent = np.array([cell is None for cell in cells], dtype=bool)
     known, low, high = block[~absent, 0], column.low, column.high
     room = FAR * (high - low)
@@ -303,10 +331,10 @@ def _encoded(column: Column, cells: Cells) -> Floats:
     return block
 
 
-def _numbers(column: Column, cells: Cells) -> Floats:
-    values, wrong, _ = numbers(cells, column.form)
+def _numbers(column: Column, cells: Cells, mark: str) -> Floats:
+    values, wrong, _ = numbers(cells, column.form, mark)
     if wrong.any():
-        raise InputError(stray_text(column.name, cells, wrong))
+        raise InputError(stray_text(column.name, cells, wrong, column.form))
     return np.where(np.isnan(values), column.fill, values)[:, None]
 
 
@@ -369,7 +397,7 @@ class Target(NamedTuple):
 
     def values(self, table: Table) -> Floats:
         """The target column as numbers."""
-        return numbers(table.columns[self.name], self.form)[0]
+        return numbers(table.columns[self.name], self.form, table.mark)[0]
 
     def labels(self, table: Table) -> npt.NDArray[Any]:
         """The column as a likelihood takes it: standardized ``[N, 1]``, or labels ``[N]``."""
@@ -398,7 +426,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
     distinct, first = set(cells), cells[0]
     if len(distinct) == 1:
         raise InputError(f"the target {name!r} is {first!r} in every row. Choose another column.")
-    values, wrong, form = numbers(cells)
+    values, wrong, form = numbers(cells, None, table.mark)
     why = "as --task says"
     if task == "auto":
         task, why = REGRESSION, f"{len(distinct)} distinct numbers"
@@ -419,4 +447,6 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
             f"the target of a regression is a number, and {examples(cells, wrong)} in column "
             f"{name!r}. Correct it, or: --missing {cells[wrong][0]!r}, --task classification"
         )
+    found = _example(cells, values)
+    why += f"; {found}" * bool(found)
     return Target(name, task, why, form=form).standardized(values)

@@ -34,6 +34,7 @@ SIGNATURES = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
+POINT = re.compile(r"[-+]?(0\.\d*|\d*\.(\d{0,2}|\d{4,}))")  # a decimal point for sure
 FORMULA = re.compile(r"[=+@\t\r-]")  # a spreadsheet executes text that begins with one of these
 
 
@@ -42,6 +43,7 @@ class Table(NamedTuple):
 
     columns: dict[str, Cells]
     notes: tuple[str, ...] = ()
+    mark: str = "."  # the decimal mark of cells such as 1,234, unless others in the column tell
 
     @property
     def num_rows(self) -> int:
@@ -50,7 +52,7 @@ class Table(NamedTuple):
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Table:
         """Some of the rows."""
-        return Table({name: cells[rows] for name, cells in self.columns.items()}, self.notes)
+        return self._replace(columns={n: cells[rows] for n, cells in self.columns.items()})
 
 
 def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
@@ -72,7 +74,8 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     if "" in table and len(table) > 1:  # the row numbers that spreadsheets and pandas write
         del table[""]
         notes.append("the first column has no name and is taken for row numbers: left out")
-    return Table(table, tuple(notes))
+    pointed = any(POINT.fullmatch(cell) for row in rows for cell in row)
+    return Table(table, tuple(notes), "," if _separator(text) == ";" and not pointed else ".")
 
 
 def write_table(columns: Mapping[str, Sequence[Any]]) -> str:

@@ -168,6 +168,8 @@ def test_codes_are_categories_and_numbers_with_text_a_mistake():
     codes = ["01000", "08001", "08001", "01000"]
     assert infer("zip", table(zip=codes).columns["zip"]).kind == "category"
     assert infer("n", table(n=["10", "20", "10", "20"]).columns["n"]).kind == "number"
+    with pytest.raises(InputError, match="numbers beyond 1e.100: rescale"):
+        infer("n", table(n=["1", "1e300", "2"]).columns["n"])
     with pytest.raises(InputError, match="'oops' in row 6"):
         infer("n", table(n=["1", "2", "4", "4", "5", "oops"]).columns["n"])
 
@@ -190,6 +192,7 @@ def test_what_the_target_is(cells, task, classes):
     ("cells", "task", "message"),
     [
         (["1", "1"], "auto", "in every row"),
+        (["1", "2", "1e300"], "auto", "numbers beyond 1e.100: rescale"),
         ([None, None], "auto", "no value in any row"),
         (["1", "2", "x"], "regression", "is a number"),
         ([f"c{k}" for k in range(200)], "auto", "more than 100 classes"),

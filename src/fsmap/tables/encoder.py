@@ -38,6 +38,7 @@ MIN_COUNT = 2  # rarer categories are "other", too
 MANY = 20  # up to so many distinct texts are categories, whatever the number of rows
 MANY_CLASSES = 100
 FEW_NUMBERS = 10  # up to so many distinct whole numbers may be classes: a note says so
+LARGEST = 1e100  # larger numbers have no finite variance
 FAR = 1.0  # distance from the training range, relative to it, above which a warning is given
 ABSENT = "(missing)"  # the level of a category's missing cells
 FLAG_STD = 0.25  # at least, of a 0/1 column: else a 1 in a thousand rows is encoded as 30
@@ -260,8 +261,16 @@ def _parse_date(cell: str, form: str) -> tuple[float, datetime.datetime]:
     return (day - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1), day  # noqa: DTZ001
 
 
-def _number(name: str, values: Floats, form: str) -> Column:
+def _known(name: str, values: Floats) -> Floats:
+    """The numbers that are there; InputError if one is too large to be standardized."""
     known = values[~np.isnan(values)]
+    if (np.abs(known) > LARGEST).any():
+        raise InputError(f"column {name!r} has numbers beyond {LARGEST:g}: rescale it or --drop it")
+    return known
+
+
+def _number(name: str, values: Floats, form: str) -> Column:
+    known = _known(name, values)
     missing = len(known) < len(values)
     whole = bool((known == np.round(known)).all())
     if len(values) > 2 and not missing and (np.diff(values) == 1).all() and values[0] in (0, 1):
@@ -449,4 +458,4 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
         )
     found = _example(cells, values)
     why += f"; {found}" * bool(found)
-    return Target(name, task, why, form=form).standardized(values)
+    return Target(name, task, why, form=form).standardized(_known(name, values))

@@ -108,6 +108,7 @@ class TableModel(NamedTuple):
     network: Members  # an ensemble, of encoded rows
     chosen: str  # its method
     spread: Spread | None  # of regression
+    missing: tuple[str, ...] = ()  # further cells that mean "no value"
 
     def predict(self, table: Table) -> dict[str, npt.NDArray[Any]]:
         """Predictions as columns.
@@ -137,6 +138,7 @@ class TableModel(NamedTuple):
             "columns": [column._asdict() for column in self.encoder.columns],
             "target": self.target._asdict(),
             "chosen": self.chosen,
+            "missing": self.missing,
             "members": len(network.members),
             "sizes": list(first.sizes),
             "edges": first.edges.shape[1],
@@ -167,7 +169,8 @@ def _decode(found: files.Checkpoint) -> TableModel:
     if not target.classes:
         parts: dict[str, Any] = {n: t.numpy() for n, t in found.group("spread").items()}
         spread = Spread(**parts | {n: float(parts[n]) for n in ("std", "floor")})
-    model = TableModel(encoder, target, network, config["chosen"], spread)
+    missing = tuple(config.get("missing", ()))
+    model = TableModel(encoder, target, network, config["chosen"], spread, missing)
     _check(model)
     return model
 
@@ -191,6 +194,7 @@ def _check(model: TableModel) -> None:
     encoder, target, spread = model.encoder, model.target, model.spread
     width, sizes = len(encoder.names()), cast("TableNet", model.network.members[0]).sizes
     texts = [target.name, model.chosen, *target.classes, *(c.name for c in encoder.columns)]
+    texts += model.missing
     numbers: list[Any] = [encoder.mean, encoder.std, target.mean, target.std]
     numbers += [c.fill for c in encoder.columns] + [*(spread or ())[:4]]
     numbers += [t.numpy() for t in model.network.state_dict().values()]
@@ -217,6 +221,7 @@ class TableOptions(Options):
     task: str = AUTO
     drop: Sequence[str] = ()
     category: Sequence[str] = ()
+    missing: Sequence[str] = ()  # those that the table was read with: kept with the model
     test: float = 0.15
     seed: int = 0
     device: str = AUTO
@@ -282,8 +287,9 @@ def fit_table(
     say(f"{chosen} {why}; it is trained again on all rows")
     again = replace(options, reg_nats=None, **learned[chosen].config._asdict())
     final = learn(x, y, again, seed=options.seed, progress=options.progress)[chosen]
+    spread, missing = _spread(final, y, goal), tuple(options.missing)
     return Fitted(
-        model=TableModel(encoder, goal, final.module, chosen, _spread(final, y, goal)),
+        model=TableModel(encoder, goal, final.module, chosen, spread, missing),
         train=train,
         test=test,
         y=y[test],

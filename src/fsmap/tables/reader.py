@@ -58,19 +58,23 @@ class Table(NamedTuple):
 def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     """Read a CSV file.
 
-    ``missing`` are further cells that mean "no value", such as ``-999``. Raises InputError if it is
-    something else, empty, ragged, or has bad column names.
+    ``missing`` are further cells that mean "no value", such as ``-999``, which is ``-999.0``, too.
+    Raises InputError if it is something else, empty, ragged, or has bad column names.
     """
     path = Path(path)
     if not path.is_file():
         raise MissingDataError(f"there is no file {path}")
     text, notes = _decoded(path)
     header, rows = _csv(path, text)
-    empty = MISSING | {token.strip().lower() for token in missing}
-    table = {}
+    tokens = {_key(token.strip()): token for token in missing}
+    table, count = {}, Counter[str | None]()
     for name, cells in zip(header, zip(*rows, strict=True), strict=True):
-        known = [None if cell.lower() in empty else cell for cell in cells]
+        found = [tokens.get(_key(cell)) if tokens else None for cell in cells]
+        count.update(found)
+        pairs = zip(cells, found, strict=True)
+        known = [None if c.lower() in MISSING or token is not None else c for c, token in pairs]
         table[name] = np.array(known, dtype=object)
+    notes += [f"--missing {token}: {count[token]} cells" for token in tokens.values()]
     if "" in table and len(table) > 1:  # the row numbers that spreadsheets and pandas write
         del table[""]
         notes.append("the first column has no name and is taken for row numbers: left out")
@@ -166,6 +170,11 @@ def _check_names(path: Path, names: list[str]) -> None:
     if "" in names[1:]:
         number = names.index("", 1) + 1
         raise InputError(f"{path}: column {number} of the header has no name. Give it one.")
+
+
+def _key(cell: str) -> str | float:
+    """What is equal for cells that mean the same: a number or text in lower case."""
+    return float(cell) if _is_number(cell) else cell.lower()
 
 
 def _is_number(text: str) -> bool:

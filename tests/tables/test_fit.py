@@ -67,6 +67,21 @@ def test_classes(tmp_path):
     assert found.spread is None
 
 
+def test_none_is_a_class_among_text(tmp_path):
+    path = flowers(tmp_path / "t.csv")
+    path.write_text(path.read_text().replace("iris", "None") + "1;1;\n")
+    options = replace(OPTIONS, method="linear")
+    found = fit_table(read_table(path, target="kind"), "kind", options)
+    assert found.model.target.classes == ("None", "lily", "rose")
+    assert "'None' in 40 rows of 'kind': a class" in found.notes[0]
+    found = fit_table(read_table(path, target="kind", missing=["none"]), "kind", options)
+    assert found.model.target.classes == ("lily", "rose")
+    assert "41 of 121 rows have no value of 'kind'" in found.notes[-1]
+    path.write_text(path.read_text().replace("rose", "1").replace("lily", "0"))
+    found = fit_table(read_table(path, target="kind"), "kind", options)
+    assert found.model.target.classes == ("0", "1")  # None is no number
+
+
 def test_what_matters_comes_first(fitted):
     names = [name for name, _ in fitted.importance]
     assert names[0] == "size"

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise InputError(
             f"--out {page} is the name of the page. Name the model, such as {page.stem}.pt."
         )
-    table = read_table(arguments.table, missing=arguments.missing)
+    table = read_table(arguments.table, missing=arguments.missing, target=arguments.target)
     check_columns(table, [arguments.target])
     for path in (out, page):
         check_writable(path, force=arguments.force, inputs=(arguments.table,))

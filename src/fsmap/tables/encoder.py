@@ -25,7 +25,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from fsmap.errors import InputError, did_you_mean
-from fsmap.tables.reader import Cells, Table
+from fsmap.tables.reader import MISSING, Cells, Table
 
 Floats = npt.NDArray[np.float64]
 
@@ -417,9 +417,19 @@ class Target(NamedTuple):
 
 
 def with_target(table: Table, name: str) -> Table:
-    """The rows that have a target; how many have none becomes a note."""
+    """The rows that have a target; how many have none becomes a note.
+
+    ``NA`` and the like are classes among text, and no value among numbers.
+    """
     check_columns(table, [name])
-    known = np.array([cell is not None for cell in table.columns[name]])
+    cells = table.columns[name]
+    count = Counter(cell for cell in cells if cell is not None and cell.lower() in MISSING)
+    known = np.array([cell is not None and cell not in count for cell in cells])
+    if count and known.any() and numbers(cells[known])[1].mean() > 1 - MOSTLY:
+        told = ", ".join(f"{cell!r} in {rows} rows" for cell, rows in count.items())
+        note = f"{told} of {name!r}: a class. If it means 'no value': --missing {next(iter(count))}"
+        table = table._replace(notes=(*table.notes, note))
+        known = np.array([cell is not None for cell in cells])
     if known.all():
         return table
     if not known.any():

@@ -55,11 +55,12 @@ class Table(NamedTuple):
         return self._replace(columns={n: cells[rows] for n, cells in self.columns.items()})
 
 
-def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
+def read_table(path: str | Path, *, missing: Sequence[str] = (), target: str = "") -> Table:
     """Read a CSV file.
 
     ``missing`` are further cells that mean "no value", such as ``-999``, which is ``-999.0``, too.
-    Raises InputError if it is something else, empty, ragged, or has bad column names.
+    In the column ``target`` NA and its like stay: they may be classes. Raises InputError if it is
+    something else, empty, ragged, or has bad column names.
     """
     path = Path(path)
     if not path.is_file():
@@ -72,7 +73,8 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
         found = [tokens.get(_key(cell)) if tokens else None for cell in cells]
         count.update(found)
         pairs = zip(cells, found, strict=True)
-        known = [None if c.lower() in MISSING or token is not None else c for c, token in pairs]
+        none = {""} if name == target else MISSING
+        known = [None if c.lower() in none or token is not None else c for c, token in pairs]
         table[name] = np.array(known, dtype=object)
     notes += [f"--missing {token}: {count[token]} cells" for token in tokens.values()]
     if "" in table and len(table) > 1:  # the row numbers that spreadsheets and pandas write

@@ -75,12 +75,14 @@ class Spread(NamedTuple):
     scale: Floats  # the scale there; between them it is interpolated
     table: Floats  # quantiles of scaled errors at LEVELS
     std: float  # standard deviation of scaled errors
-    floor: float  # no interval goes below: 0 if no target was negative
+    floor: float  # no prediction or interval goes below: 0 if no target was negative
 
     @classmethod
     def learn(cls, guess: Floats, truth: Floats) -> Spread:
         """From predictions of held-out rows and their targets, ``[n]`` each."""
-        error, n = truth - guess, len(truth)
+        floor, n = 0.0 if truth.min() >= 0 else -math.inf, len(truth)
+        guess = np.maximum(guess, floor)
+        error = truth - guess
         order = np.argsort(guess, kind="stable")
         overall = float(np.abs(error).mean()) + 1e-12 * (1 + float(np.abs(truth).max()))
         bins = np.array_split(order, min(max(n // 30, 1), 10))
@@ -90,12 +92,11 @@ class Spread(NamedTuple):
         ratio = np.sort(error / np.interp(guess, knots, scale))
         place = np.where(LEVELS < 0.5, np.floor(LEVELS * (n + 1)), np.ceil(LEVELS * (n + 1)))
         table = ratio[np.clip(place.astype(int) - 1, 0, n - 1)]
-        floor = 0.0 if truth.min() >= 0 else -math.inf
         return cls(knots, scale, table, float(np.sqrt(np.mean(ratio**2))), floor)
 
     def quantiles(self, guess: Floats, levels: Sequence[float]) -> Floats:
         """Quantiles of the target, ``[n, len(levels)]``."""
-        shift = np.interp(levels, LEVELS, self.table)
+        guess, shift = np.maximum(guess, self.floor), np.interp(levels, LEVELS, self.table)
         found = guess[:, None] + np.interp(guess, self.knots, self.scale)[:, None] * shift
         return np.maximum(found, self.floor)
 
@@ -118,7 +119,7 @@ class TableModel(NamedTuple):
         """
         out = self.network.outputs(torch.from_numpy(self.encoder.encode(table)))
         if self.spread is not None:
-            value = self.target.unscaled(out)
+            value = np.maximum(self.target.unscaled(out), self.spread.floor)
             low, high = self.spread.quantiles(value, COVER).T
             return {"prediction": value, "low": low, "high": high}
         classes, chance = self.target.classes, out.exp().numpy()
@@ -353,6 +354,7 @@ def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> d
         names = ("accuracy", "nll", "brier", "ece", "temperature")
         return {name: float(getattr(metrics, name)(out, y)) for name in names}
     guess, truth = target.unscaled(out), target.unscaled(y)
+    guess = guess if spread is None else np.maximum(guess, spread.floor)
     error = truth - guess
     found = {
         "rmse": metrics.rmse(guess, truth),

@@ -112,8 +112,8 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         return self
 
     def predict(self, X: Any) -> Array:
-        """The predicted targets, in their own unit."""
-        return self._unscaled(self._forward(X))
+        """The predicted targets, in their own unit; none below 0 if no training target was."""
+        return np.maximum(self._unscaled(self._forward(X)), self.spread_.floor)
 
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
         """Quantiles of new targets, ``[N, Q]``, from errors on rows with similar predictions.

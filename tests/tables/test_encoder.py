@@ -144,6 +144,10 @@ def test_dates_become_numbers(cells, form):
     raw = encoder.encode(found) * encoder.std + encoder.mean
     assert int(raw[1, 0] - raw[0, 0]) == 1  # days
     assert raw.shape[1] == 7
+    with pytest.warns(UnseenWarning, match="2024-01-31 stands in"):  # the median
+        encoder.encode(table(when=[None]))
+    with pytest.warns(UnseenWarning, match="2023-05-05 and 2024-02-01 in training and is 1999-"):
+        encoder.encode(table(when=[cells[0].replace("2024", "1999")]))
     with pytest.raises(InputError, match="held dates"):
         encoder.encode(table(when=["soon"]))
 

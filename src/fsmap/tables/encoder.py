@@ -75,6 +75,10 @@ class Column(NamedTuple):
         """The categories with a 0/1 column."""
         return (*self.levels, ABSENT) if self.missing else self.levels
 
+    def shown(self, value: float) -> str:
+        """A value in words: a number or a date."""
+        return str(np.datetime64(math.floor(value), "D")) if self.kind == DATE else f"{value:g}"
+
     def names(self) -> list[str]:
         """Names of its encoded features: ``age``, ``age is missing``, ``town=Bern``."""
         if self.kind == CATEGORY:
@@ -162,8 +166,11 @@ def infer(
             days = [_parse_date(cell, dates)[0] for cell in filled]
         except ValueError:
             continue
-        low, high, missing = min(days), max(days), len(filled) < len(cells)
-        return Column(name, DATE, fill=low, missing=missing, form=dates, low=low, high=high)
+        missing, (low, middle, high) = (
+            len(filled) < len(cells),
+            np.quantile(days, (0, 0.5, 1)).tolist(),
+        )
+        return Column(name, DATE, (), middle, missing, form=dates, low=low, high=high)
     if 1 - wrong.sum() / len(filled) >= MOSTLY:
         raise InputError(stray_text(name, cells, wrong, decimal))
     return _category(name, filled, len(cells), asked=False)
@@ -327,15 +334,16 @@ def _encoded(column: Column, cells: Cells, mark: str) -> Floats:
     far = known[(known < low - room) | (known > high + room)]
     if len(far) and high > low:
         _warn(
-            f"column {column.name!r} was between {low:g} and {high:g} in training and is "
-            f"{far[0]:g} here (far outside in {len(far)} rows): predictions are guesses"
+            f"column {column.name!r} was between {column.shown(low)} and {column.shown(high)} in "
+            f"training and is {column.shown(far[0])} here (far outside in {len(far)} "
+            "rows): predictions are guesses"
         )
     if column.missing:
         return np.concatenate([block, absent[:, None].astype(np.float64)], axis=1)
     if absent.any():
         _warn(
             f"column {column.name!r} had no missing values in training and has "
-            f"{int(absent.sum())} here: {column.fill:g} stands in for them"
+            f"{int(absent.sum())} here: {column.shown(column.fill)} stands in for them"
         )
     return block
 

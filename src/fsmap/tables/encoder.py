@@ -52,6 +52,7 @@ _COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _ID = re.compile(r"(^|[^a-z])(id|uuid|guid|key|index|nr|number)s?$", re.IGNORECASE)
 _CYCLES = tuple(f": {cycle} {f}" for cycle in ("year", "week", "day") for f in "cs")
 _FORMATS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%y", "%m/%d/%y")
+_FORMATS += ("%d/%m/%y", "%d %b %Y", "%Y-%m")
 
 
 class UnseenWarning(UserWarning):
@@ -162,9 +163,8 @@ def infer(
     if not wrong.any():
         return _number(name, values, decimal)
     for dates in _FORMATS if form is None else (form,):
-        try:
-            days = [_parse_date(cell, dates)[0] for cell in filled]
-        except ValueError:
+        days = _days(filled, dates)
+        if days is None:
             continue
         missing, (low, middle, high) = (
             len(filled) < len(cells),
@@ -258,12 +258,21 @@ def _are_codes(cells: Sequence[str]) -> bool:
     return one_length and len(cells[0]) > 1 and any(cell[0] == "0" for cell in cells)
 
 
+def _days(cells: Sequence[str], form: str) -> list[float] | None:
+    """Days since 1970; None if a cell is no date of this form."""
+    try:
+        return [_parse_date(cell, form)[0] for cell in cells]
+    except ValueError:
+        return None
+
+
 def _parse_date(cell: str, form: str) -> tuple[float, datetime.datetime]:
     """Days since 1970, and the date with its time."""
-    head, _, tail = cell.strip().replace("T", " ", 1).partition(" ")
-    day = datetime.datetime.strptime(head, form)  # noqa: DTZ007
-    if tail:
-        clock = datetime.time.fromisoformat(tail.strip()).replace(tzinfo=None)
+    words = re.sub(r"(?<=\d)T(?=\d)", " ", cell).split()
+    place = form.count(" ") + 1
+    day = datetime.datetime.strptime(" ".join(words[:place]), form)  # noqa: DTZ007
+    if words[place:]:
+        clock = _clock(" ".join(words[place:]))
         day = datetime.datetime.combine(day, clock)
     return (day - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1), day  # noqa: DTZ001
 
@@ -274,6 +283,15 @@ def _known(name: str, values: Floats) -> Floats:
     if (np.abs(known) > LARGEST).any():
         raise InputError(f"column {name!r} has numbers beyond {LARGEST:g}: rescale it or --drop it")
     return known
+
+
+def _clock(text: str) -> datetime.time:
+    """A time of day, such as 09:05, 9:05:00 or 9:05 PM."""
+    if text[-1] in "mM":
+        form = "%I:%M:%S %p" if text.count(":") == 2 else "%I:%M %p"
+        return datetime.datetime.strptime(text, form).time()  # noqa: DTZ007
+    padded = "0" + text if text[1:2] == ":" else text
+    return datetime.time.fromisoformat(padded).replace(tzinfo=None)
 
 
 def _number(name: str, values: Floats, form: str) -> Column:
@@ -292,7 +310,8 @@ def _number(name: str, values: Floats, form: str) -> Column:
 def _category(name: str, filled: list[str], rows: int, *, asked: bool) -> Column:
     counts = Counter(filled)
     if len(counts) > max(MANY, len(filled) / 2) and not asked:
-        reason = f"{len(counts)} different texts in {len(filled)} rows: an identifier or free text"
+        reason = f"{len(counts)} different texts in {len(filled)} rows, such as {filled[0]!r}: an "
+        reason += "identifier, free text, or numbers or dates in a form that is not read"
         return Column(name, LEFT_OUT, reason=reason)
     ranked = sorted(counts, key=lambda level: (-counts[level], level))
     levels = tuple(level for level in ranked[:MAX_LEVELS] if counts[level] >= MIN_COUNT)
@@ -308,6 +327,9 @@ def _remarks(column: Column, table: Table) -> Iterable[str]:
         yield f"column {name} is left out: {column.reason}"
     if column.kind == DATE:
         yield f"column {name} holds dates ({column.form}): days, season, weekday and hour are used"
+        swapped = column.form.replace("%m/%d", "%d/%m")
+        if swapped != column.form and _days([c for c in cells if c is not None], swapped):
+            yield f"column {name} may also hold {swapped}. If it does, write dates as 2021-12-31"
     if column.kind == CATEGORY and _are_codes(column.levels):
         yield f"column {name} has codes with leading zeros: categories"
     if column.kind == NUMBER:

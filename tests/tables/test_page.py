@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from fsmap.paper.report import table_page
-from fsmap.tables.model import TableOptions, fit_table
+from fsmap.tables.encoder import Target
+from fsmap.tables.model import Fitted, TableModel, TableOptions, fit_table
 from fsmap.tables.reader import read_table
 from small_tables import flowers, houses
 
@@ -44,6 +46,28 @@ def test_the_verdict_comes_first_with_the_base_rate(fitted):
     assert "per test row" in text
     page = render(fitted)
     assert page.index("base rate") < page.index('id="methods"')
+
+
+@pytest.mark.parametrize(
+    ("mine", "boosting", "advice"),  # chance of the true class if right and if wrong, share right
+    [
+        ((0.51, 0.2, 0.5), (0.9, 0.2, 0.9), "use gradient boosting"),  # although no better than 1/3
+        ((0.6, 0.45, 0.5), (0.99, 1e-4, 0.9), "for classes use gradient boosting"),
+        ((0.97, 0, 1), (1, 0, 1), "use it"),  # the log loss is lower by 0.03
+        ((0.51, 0.2, 0.5), (0.51, 0.2, 0.5), "do not use it yet"),
+    ],
+)
+def test_the_recommendation(mine, boosting, advice):
+    def made(right, wrong, share):
+        p = torch.where(torch.arange(200) < 200 * share, right, wrong)
+        return torch.stack([p, 1 - p, 0 * p], 1).clamp_min(1e-9).log()
+
+    out = {"constant": torch.zeros(200, 3), "l-map": made(*mine), "boosting": made(*boosting)}
+    target = Target("kind", "classification", classes=("a", "b", "c"))
+    model = TableModel(None, target, None, "l-map", None)
+    nothing = dict.fromkeys(Fitted._fields) | {"model": model, "learned": {"l-map": None}}
+    fitted = Fitted(**nothing | {"y": torch.zeros(200).long(), "out": out})
+    assert table_page._recommendation(fitted).startswith(f"Recommendation: {advice}")
 
 
 def test_the_page_stands_alone_and_escapes(fitted):

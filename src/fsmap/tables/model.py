@@ -397,8 +397,15 @@ class Difference(NamedTuple):
     clear: bool  # more than two standard errors
 
 
-def difference(fitted: Fitted, first: str, second: str) -> Difference:
+def wrong_rows(out: Tensor, labels: Tensor) -> Tensor:
+    """1 for each row whose most likely class is wrong, else 0."""
+    return (out.argmax(1) != labels).double()
+
+
+def difference(
+    fitted: Fitted, first: str, second: str, losses: Callable[..., Tensor] = row_losses
+) -> Difference:
     """First minus second: negative if the first is better."""
-    rows = row_losses(fitted.out[first], fitted.y) - row_losses(fitted.out[second], fitted.y)
+    rows = losses(fitted.out[first], fitted.y) - losses(fitted.out[second], fitted.y)
     mean, stderr = float(rows.double().mean()), float(rows.double().std() / math.sqrt(len(rows)))
     return Difference(mean, stderr, abs(mean) > 2 * stderr)

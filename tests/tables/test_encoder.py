@@ -105,7 +105,7 @@ def test_nothing_to_predict_from(names, message):
         (["1,234", "2,500", "900"], [1234, 2500, 900]),
         (["3,14", "2,5", "1.000,5"], [3.14, 2.5, 1000.5]),
         (["2,375", "0,933", "12"], [2.375, 0.933, 12]),
-        (["€ 1.200,50", "3,1 EUR", "-2"], [1200.5, 3.1, -2]),
+        (["€ 1.200,50", "3,1 EUR", "-2 €"], [1200.5, 3.1, -2]),
         (["1e3", "-.5", "+2"], [1000, -0.5, 2]),
     ],
 )
@@ -177,6 +177,14 @@ def test_dates_that_can_be_read_in_two_ways():
     clear = table(when=["01/02/2024", "01/03/2024", "01/13/2024"])
     notes = learn(clear, ["when"], rows=np.arange(2)).notes
     assert len(notes) == 1
+
+
+def test_units_are_not_mixed():
+    for cells in (["1 USD", "2 JPY"], ["5.2 %", "0.052"], ["1", "$2"]):
+        with pytest.raises(InputError, match="but row 2 is .* in one unit"):
+            learn(table(x=cells), ["x"])
+    with pytest.raises(InputError, match="has %, in training .* but row 1 is '0.1'"):
+        learn(table(x=["1 %", "2%"]), ["x"]).encode(table(x=["0.1"]))
 
 
 def test_codes_are_categories_and_numbers_with_text_a_mistake():

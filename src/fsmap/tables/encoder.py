@@ -43,7 +43,8 @@ FAR = 1.0  # distance from the training range, relative to it, above which a war
 ABSENT = "(missing)"  # the level of a category's missing cells
 FLAG_STD = 0.25  # at least, of a 0/1 column: else a 1 in a thousand rows is encoded as 30
 
-_UNIT = re.compile(r"[\s\u00a0\u202f'’_]|%|[$€£¥]|\b(USD|EUR|GBP|CHF|JPY)\b")
+_UNIT = re.compile(r"[\s\u00a0\u202f'’_]|(%|[$€£¥]|\b(?:USD|EUR|GBP|CHF|JPY)\b)")
+_CURRENCIES = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY"}
 _THOUSANDS = {
     ".": re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?"),
     ",": re.compile(r"[-+]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?"),
@@ -71,6 +72,7 @@ class Column(NamedTuple):
     form: str = "."  # how it is written: the decimal mark of numbers, the format of dates
     low: float = 0.0  # the smallest number in training
     high: float = 0.0  # the largest
+    unit: str | None = None  # "%", a currency or none, ""; None: models of an earlier version
 
     def all_levels(self) -> tuple[str, ...]:
         """The categories with a 0/1 column."""
@@ -161,7 +163,7 @@ def infer(
         return _category(name, filled, len(cells), asked=category)
     values, wrong, decimal = numbers(cells, form if form in _THOUSANDS else None, mark)
     if not wrong.any():
-        return _number(name, values, decimal)
+        return _number(name, values, decimal)._replace(unit=_unit(name, cells))
     for dates in _FORMATS if form is None else (form,):
         days = _days(filled, dates)
         if days is None:
@@ -199,6 +201,21 @@ def numbers(
         bare = [c.replace(",", ".") if _COMMA.fullmatch(c) else c.replace(".", "?") for c in bare]
     values = np.array([_float(c) for c in bare])
     return values, np.isnan(values) & ~absent, form
+
+
+def _unit(name: str, cells: Cells, unit: str | None = None) -> str:
+    """The unit of all cells; InputError if they have several, or another one than ``unit``."""
+    for row, cell in enumerate(cells):
+        if cell is not None:
+            found = "".join(filter(None, _UNIT.findall(cell)))
+            found = _CURRENCIES.get(found, found)
+            unit = found if unit is None else unit
+            if found != unit:
+                raise InputError(
+                    f"column {name!r} has {unit or 'no unit'}, in training or in other rows, but "
+                    f"row {row + 1} is {cell!r}. Write all numbers in one unit"
+                )
+    return unit or ""
 
 
 def _decimal_mark(bare: Sequence[str]) -> str | None:
@@ -374,6 +391,8 @@ def _numbers(column: Column, cells: Cells, mark: str) -> Floats:
     values, wrong, _ = numbers(cells, column.form, mark)
     if wrong.any():
         raise InputError(stray_text(column.name, cells, wrong, column.form))
+    if column.unit is not None:
+        _unit(column.name, cells, column.unit)
     return np.where(np.isnan(values), column.fill, values)[:, None]
 
 
@@ -496,6 +515,6 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
             f"the target of a regression is a number, and {examples(cells, wrong)} in column "
             f"{name!r}. Correct it, or: --missing {cells[wrong][0]!r}, --task classification"
         )
-    found = _example(cells, values)
+    found, _ = _example(cells, values), _unit(name, cells)
     why += f"; {found}" * bool(found)
     return Target(name, task, why, form=form).standardized(_known(name, values))

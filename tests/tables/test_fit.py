@@ -67,6 +67,12 @@ def test_classes(tmp_path):
     assert found.spread is None
 
 
+def test_copies_of_rows_are_counted(table):
+    twice = table.take(np.arange(150) % 120)
+    found = fit_table(twice, "price", replace(OPTIONS, method="linear"))
+    assert "30 of 150 rows are copies of others" in found.notes[-1]
+
+
 def test_none_is_a_class_among_text(tmp_path):
     path = flowers(tmp_path / "t.csv")
     path.write_text(path.read_text().replace("iris", "None") + "1;1;\n")
@@ -109,6 +115,7 @@ def test_a_rare_class_is_named(tmp_path):
     path = flowers(tmp_path / "flowers.csv")
     path.write_text(path.read_text() + "9.0;9.0;tulip\n-9.0;9.0;orchid\n-9.1;9.0;orchid\n")
     found = fit_table(read_table(path), "kind", replace(OPTIONS, steps=2))
+    assert not any("copies" in note for note in found.notes)
     assert [n for n in found.notes if "orchid" in n or "tulip" in n] == [
         "class 'orchid' is too rare to be tested (rows: 2)",
         "class 'tulip' is too rare to be tested (rows: 1)",

@@ -268,6 +268,12 @@ def fit_table(
     rare = [name for name in goal.classes if counts[name] < 3]
     notes = [*table.notes, *encoder.notes]
     notes += [f"class {name!r} is too rare to be tested (rows: {counts[name]})" for name in rare]
+    pairs = zip(map(np.ndarray.tobytes, x.numpy()), table.columns[target], strict=True)
+    if copies := table.num_rows - len(set(pairs)):
+        notes.append(
+            f"{copies} of {table.num_rows} rows are copies of others, with the same target: where "
+            "one is to train and one to test, the test is too easy"
+        )
     for note in notes:
         say(note)
     if not goal.classes:

@@ -169,6 +169,9 @@ def test_what_is_left_out(name, cells, reason):
     column = infer(name, table(**{name: cells}).columns[name])
     assert column.kind == "left out"
     assert reason in column.reason
+    if "--keep" in column.reason:
+        kept = learn(table(**{name: cells}), [name], keep=[name])
+        assert kept.names() == [name]
 
 
 def test_dates_that_can_be_read_in_two_ways():

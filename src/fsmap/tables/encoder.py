@@ -121,22 +121,24 @@ def learn_encoder(
     features: Sequence[str],
     *,
     category: Sequence[str] = (),
+    keep: Sequence[str] = (),
     rows: npt.NDArray[np.int64] | slice = slice(None),
 ) -> Encoder:
     """Learn how to encode these columns; InputError if one cannot be used, or none can.
 
     All rows decide what a column is, so that messages name the right row; ``rows``, those to train
-    on, decide the rest. ``category`` names columns of categories that look like something else.
+    on, decide the rest. ``category`` names columns of categories that look like something else,
+    ``keep`` columns to use although they look like row numbers or identifiers.
     """
-    check_columns(table, [*features, *category])
+    check_columns(table, [*features, *category, *keep])
     train = table.take(rows)
     columns: list[Column] = []
     for name in features:
-        column = infer(name, table.columns[name], category=name in category, mark=table.mark)
+        how: Any = {"mark": table.mark, "keep": name in keep}
+        column = infer(name, table.columns[name], category=name in category, **how)
         if column.kind != LEFT_OUT:
-            cells, form = train.columns[name], column.form
-            asked = column.kind == CATEGORY
-            column = infer(name, cells, category=asked, form=form, mark=table.mark)
+            how |= {"category": column.kind == CATEGORY, "form": column.form}
+            column = infer(name, train.columns[name], **how)
         columns.append(column)
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
@@ -151,7 +153,13 @@ def learn_encoder(
 
 
 def infer(
-    name: str, cells: Cells, *, category: bool = False, form: str | None = None, mark: str = "."
+    name: str,
+    cells: Cells,
+    *,
+    category: bool = False,
+    keep: bool = False,
+    form: str | None = None,
+    mark: str = ".",
 ) -> Column:
     """Decide what a column is, by the rules at the top of this module."""
     filled = [cell for cell in cells if cell is not None]
@@ -163,7 +171,7 @@ def infer(
         return _category(name, filled, len(cells), asked=category)
     values, wrong, decimal = numbers(cells, form if form in _THOUSANDS else None, mark)
     if not wrong.any():
-        return _number(name, values, decimal)._replace(unit=_unit(name, cells))
+        return _number(name, values, decimal, keep)._replace(unit=_unit(name, cells))
     for dates in _FORMATS if form is None else (form,):
         days = _days(filled, dates)
         if days is None:
@@ -311,15 +319,17 @@ def _clock(text: str) -> datetime.time:
     return datetime.time.fromisoformat(padded).replace(tzinfo=None)
 
 
-def _number(name: str, values: Floats, form: str) -> Column:
+def _number(name: str, values: Floats, form: str, keep: bool) -> Column:
     known = _known(name, values)
     missing = len(known) < len(values)
     whole = bool((known == np.round(known)).all())
-    if len(values) > 2 and not missing and (np.diff(values) == 1).all() and values[0] in (0, 1):
-        return Column(name, LEFT_OUT, reason="it counts the rows")
-    if whole and _ID.search(name) and len(np.unique(known)) == len(known) > MANY:
-        reason = "an identifier by its name, and another number in every row (to use it: rename it)"
-        return Column(name, LEFT_OUT, reason=reason)
+    counts = (
+        len(values) > 2 and not missing and (np.diff(values) == 1).all() and values[0] in (0, 1)
+    )
+    unique = whole and len(np.unique(known)) == len(known) > MANY
+    if not keep and (counts or (unique and _ID.search(name))):
+        reason = "it counts the rows" if counts else "an identifier: its name, no number twice"
+        return Column(name, LEFT_OUT, reason=f"{reason} (to use it: --keep {name})")
     low, fill, high = (float(f(known)) for f in (np.min, np.median, np.max))
     return Column(name, NUMBER, fill=fill, missing=missing, form=form, low=low, high=high)
 

@@ -222,6 +222,7 @@ class TableOptions(Options):
     task: str = AUTO
     drop: Sequence[str] = ()
     category: Sequence[str] = ()
+    keep: Sequence[str] = ()
     missing: Sequence[str] = ()  # those that the table was read with: kept with the model
     test: float = 0.15
     seed: int = 0
@@ -262,7 +263,8 @@ def fit_table(
     features = [name for name in table.columns if name != target and name not in options.drop]
     with warnings.catch_warnings():  # rare values are not a mistake of the user
         warnings.simplefilter("ignore", UnseenWarning)
-        encoder = learn_encoder(table, features, category=options.category, rows=train)
+        asked: Any = {"category": options.category, "keep": options.keep}
+        encoder = learn_encoder(table, features, **asked, rows=train)
         x = torch.from_numpy(encoder.encode(table))
     counts = Counter(table.columns[target])
     rare = [name for name in goal.classes if counts[name] < 3]

@@ -87,6 +87,23 @@ def test_list_says_what_is_unfinished_or_damaged(here, capsys):
     assert capsys.readouterr().out.count("damaged in runs") == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("fitt", "no command 'fitt'. Did you mean 'fit'?\nSee `fsmap --help`"),
+        ("version", "Did you mean '--version'"),
+        (
+            "fit a.csv --targt x",
+            "no option --targt. Did you mean '--target'?\nSee `fsmap fit --help`",
+        ),
+    ],
+)
+def test_misspellings(capsys, words, message):
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert message in capsys.readouterr().err
+
+
 def test_missing_data_is_one_message_and_exit_code_two(capsys):
     assert main(["run", "needs-data"]) == 2
     said = capsys.readouterr().err

@@ -84,7 +84,7 @@ def test_a_lacking_column_at_prediction(known):
     with pytest.raises(InputError, match=message):
         encoder.encode(new)
     with pytest.raises(InputError, match="Did you mean 'height'"):
-        learn(known, ["hight"])
+        learn(known, ["HIGHT"])
 
 
 @pytest.mark.parametrize(

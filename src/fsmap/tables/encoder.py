@@ -517,7 +517,9 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
             why += "; if these are classes: --task classification"
     if task == CLASSIFICATION:
         if len(distinct) > MANY_CLASSES:
-            raise InputError(f"the target {name!r} has more than {MANY_CLASSES} classes")
+            raise InputError(
+                f"the target {name!r} has more than {MANY_CLASSES} classes. Merge some, or choose another column"
+            )
         plain = not any(math.isnan(_float(cell)) for cell in distinct)
         return Target(name, task, why, tuple(sorted(distinct, key=float if plain else None)))
     if wrong.any():

@@ -31,10 +31,9 @@ SIGNATURES = {
     b"PK\x03\x04": "a zip archive or an Excel workbook (.xlsx)",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook (.xls)",
     b"%PDF": "a PDF",
-    b"\xff\xfe": "text in UTF-16",
-    b"\xfe\xff": "text in UTF-16",
 }
 POINT = re.compile(r"[-+]?(0\.\d*|\d*\.(\d{0,2}|\d{4,}))")  # a decimal point for sure
+MARKUP = re.compile(r"\s*((?P<xml><[?!]|<(html|table|xml))|[{\[]\s*[\[{\"\]}])", re.IGNORECASE)
 FORMULA = re.compile(r"[=+@\t\r-]")  # a spreadsheet executes text that begins with one of these
 
 
@@ -132,15 +131,17 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
             f"{path} is empty. A table has a line of column names and at least one row."
         )
     found = next((what for start, what in SIGNATURES.items() if data.startswith(start)), None)
-    if found is None and b"\0" in data[:65536]:
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    if found is None and b"\0" in data[:65536] and not wide:
         found = "a binary file"
     notes = []
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode("cp1252", errors="replace")
         notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
-    found = found or {"<": "HTML or XML", "{": "JSON", "[": "JSON"}.get(text.lstrip()[:1])
+    if start := MARKUP.match(text):
+        found = "HTML or XML" if start["xml"] else "JSON"
     if found is not None:
         raise InputError(f"{path} is not a CSV: it looks like {found}. Export it as CSV.")
     return text, notes

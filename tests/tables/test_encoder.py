@@ -170,16 +170,13 @@ def test_what_is_left_out(name, cells, reason):
     assert column.kind == "left out"
     assert reason in column.reason
     if "--keep" in column.reason:
-        kept = learn(table(**{name: cells}), [name], keep=[name])
-        assert kept.names() == [name]
+        assert learn(table(**{name: cells}), [name], keep=[name]).names() == [name]
 
 
 def test_dates_that_can_be_read_in_two_ways():
-    notes = learn(table(when=["01/02/2024", "01/03/2024"]), ["when"]).notes
-    assert "'when' may also hold %d/%m/%Y" in notes[1]
     clear = table(when=["01/02/2024", "01/03/2024", "01/13/2024"])
-    notes = learn(clear, ["when"], rows=np.arange(2)).notes
-    assert len(notes) == 1
+    assert "'when' may also hold %d/%m/%Y" in learn(clear.take(slice(2)), ["when"]).notes[1]
+    assert len(learn(clear, ["when"], rows=np.arange(2)).notes) == 1
 
 
 def test_units_are_not_mixed():

@@ -48,26 +48,22 @@ def test_the_verdict_comes_first_with_the_base_rate(fitted):
     assert page.index("base rate") < page.index('id="methods"')
 
 
-@pytest.mark.parametrize(
-    ("mine", "boosting", "advice"),  # chance of the true class if right and if wrong, share right
-    [
+def test_the_recommendation():
+    def made(right, wrong, share):  # chance of the true class if right and if wrong; share right
+        p = torch.where(torch.arange(200) < 200 * share, right, wrong)
+        return torch.stack([p, 1 - p, 0 * p], 1).clamp_min(1e-9).log()
+
+    model = TableModel(None, Target("y", "classification", classes=("a", "b")), None, "l-map", None)
+    fitted = Fitted(model, None, None, torch.zeros(200).long(), {}, {}, {"l-map": 0}, *[None] * 4)
+    fitted.out["constant"] = torch.zeros(200, 3)
+    for mine, boosting, advice in (
         ((0.51, 0.2, 0.5), (0.9, 0.2, 0.9), "use gradient boosting"),  # although no better than 1/3
         ((0.6, 0.45, 0.5), (0.99, 1e-4, 0.9), "for classes use gradient boosting"),
         ((0.97, 0, 1), (1, 0, 1), "use it"),  # the log loss is lower by 0.03
         ((0.51, 0.2, 0.5), (0.51, 0.2, 0.5), "do not use it yet"),
-    ],
-)
-def test_the_recommendation(mine, boosting, advice):
-    def made(right, wrong, share):
-        p = torch.where(torch.arange(200) < 200 * share, right, wrong)
-        return torch.stack([p, 1 - p, 0 * p], 1).clamp_min(1e-9).log()
-
-    out = {"constant": torch.zeros(200, 3), "l-map": made(*mine), "boosting": made(*boosting)}
-    target = Target("kind", "classification", classes=("a", "b", "c"))
-    model = TableModel(None, target, None, "l-map", None)
-    nothing = dict.fromkeys(Fitted._fields) | {"model": model, "learned": {"l-map": None}}
-    fitted = Fitted(**nothing | {"y": torch.zeros(200).long(), "out": out})
-    assert table_page._recommendation(fitted).startswith(f"Recommendation: {advice}")
+    ):
+        fitted.out.update({"l-map": made(*mine), "boosting": made(*boosting)})
+        assert table_page._recommendation(fitted).startswith(f"Recommendation: {advice}")
 
 
 def test_the_page_stands_alone_and_escapes(fitted):

@@ -43,10 +43,7 @@ OPTIONS = {
         "auto",
     ),
     "--drop COL": (cli.MANY, "leave a column out; can be repeated"),
-    "--keep COL": (
-        cli.MANY,
-        "use a column although it counts the rows or looks like an identifier; can be repeated",
-    ),
+    "--keep COL": (cli.MANY, "use row numbers or an identifier as numbers; can be repeated"),
     "--category COL": (
         cli.MANY,
         "a column of categories although it looks like numbers or free text; can be repeated",

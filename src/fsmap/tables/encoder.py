@@ -52,8 +52,8 @@ _THOUSANDS = {
 _COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _ID = re.compile(r"(^|[^a-z])(id|uuid|guid|key|index|nr|number)s?$", re.IGNORECASE)
 _CYCLES = tuple(f": {cycle} {f}" for cycle in ("year", "week", "day") for f in "cs")
-_FORMATS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%y", "%m/%d/%y")
-_FORMATS += ("%d/%m/%y", "%d %b %Y", "%Y-%m")
+_FORMATS = ["%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%y", "%m/%d/%y"]
+_FORMATS += ["%d/%m/%y", "%d %b %Y", "%Y-%m"]
 
 
 class UnseenWarning(UserWarning):
@@ -172,15 +172,12 @@ def infer(
     values, wrong, decimal = numbers(cells, form if form in _THOUSANDS else None, mark)
     if not wrong.any():
         return _number(name, values, decimal, keep)._replace(unit=_unit(name, cells))
-    for dates in _FORMATS if form is None else (form,):
+    for dates in _FORMATS if form is None else [form]:
         days = _days(filled, dates)
         if days is None:
             continue
-        missing, (low, middle, high) = (
-            len(filled) < len(cells),
-            np.quantile(days, (0, 0.5, 1)).tolist(),
-        )
-        return Column(name, DATE, (), middle, missing, form=dates, low=low, high=high)
+        low, middle, high = np.quantile(days, (0, 0.5, 1)).tolist()
+        return Column(name, DATE, (), middle, len(filled) < len(cells), "", dates, low, high)
     if 1 - wrong.sum() / len(filled) >= MOSTLY:
         raise InputError(stray_text(name, cells, wrong, decimal))
     return _category(name, filled, len(cells), asked=False)
@@ -214,15 +211,14 @@ def numbers(
 def _unit(name: str, cells: Cells, unit: str | None = None) -> str:
     """The unit of all cells; InputError if they have several, or another one than ``unit``."""
     for row, cell in enumerate(cells):
-        if cell is not None:
-            found = "".join(filter(None, _UNIT.findall(cell)))
-            found = _CURRENCIES.get(found, found)
-            unit = found if unit is None else unit
-            if found != unit:
-                raise InputError(
-                    f"column {name!r} has {unit or 'no unit'}, in training or in other rows, but "
-                    f"row {row + 1} is {cell!r}. Write all numbers in one unit"
-                )
+        found = "".join(_UNIT.findall(cell or ""))
+        found = _CURRENCIES.get(found, found)
+        unit = found if unit is None and cell is not None else unit
+        if cell is not None and found != unit:
+            raise InputError(
+                f"column {name!r} has {unit or 'no unit'}, in training or in other rows, but row "
+                f"{row + 1} is {cell!r}. Write all numbers in one unit"
+            )
     return unit or ""
 
 
@@ -293,12 +289,10 @@ def _days(cells: Sequence[str], form: str) -> list[float] | None:
 
 def _parse_date(cell: str, form: str) -> tuple[float, datetime.datetime]:
     """Days since 1970, and the date with its time."""
-    words = re.sub(r"(?<=\d)T(?=\d)", " ", cell).split()
-    place = form.count(" ") + 1
+    words, place = re.sub(r"(?<=\d)T(?=\d)", " ", cell).split(), form.count(" ") + 1
     day = datetime.datetime.strptime(" ".join(words[:place]), form)  # noqa: DTZ007
     if words[place:]:
-        clock = _clock(" ".join(words[place:]))
-        day = datetime.datetime.combine(day, clock)
+        day = datetime.datetime.combine(day, _clock(" ".join(words[place:])))
     return (day - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1), day  # noqa: DTZ001
 
 
@@ -315,17 +309,14 @@ def _clock(text: str) -> datetime.time:
     if text[-1] in "mM":
         form = "%I:%M:%S %p" if text.count(":") == 2 else "%I:%M %p"
         return datetime.datetime.strptime(text, form).time()  # noqa: DTZ007
-    padded = "0" + text if text[1:2] == ":" else text
-    return datetime.time.fromisoformat(padded).replace(tzinfo=None)
+    return datetime.time.fromisoformat("0" * (text[1:2] == ":") + text).replace(tzinfo=None)
 
 
 def _number(name: str, values: Floats, form: str, keep: bool) -> Column:
     known = _known(name, values)
     missing = len(known) < len(values)
     whole = bool((known == np.round(known)).all())
-    counts = (
-        len(values) > 2 and not missing and (np.diff(values) == 1).all() and values[0] in (0, 1)
-    )
+    counts = len(values) > 2 and (np.diff(values) == 1).all() and values[0] in (0, 1)
     unique = whole and len(np.unique(known)) == len(known) > MANY
     if not keep and (counts or (unique and _ID.search(name))):
         reason = "it counts the rows" if counts else "an identifier: its name, no number twice"
@@ -360,17 +351,14 @@ def _remarks(column: Column, table: Table) -> Iterable[str]:
     if column.kind == CATEGORY and _are_codes(column.levels):
         yield f"column {name} has codes with leading zeros: categories"
     if column.kind == NUMBER:
-        found = _example(cells, numbers(cells, column.form, table.mark)[0])
-        if found:
+        if found := _example(cells, numbers(cells, column.form, table.mark)[0]):
             yield f"column {name} is read as numbers: {found}"
 
 
 def _example(cells: Cells, values: Floats) -> str:
     """A clause on the first cell that is not written as a plain number; "" if there is none."""
-    for cell, value in zip(cells, values, strict=True):
-        if cell is not None and math.isnan(_float(cell)):
-            return f"{cell!r} is {value:g}"
-    return ""
+    odd = (k for k, c in enumerate(cells) if c is not None and math.isnan(_float(c)))
+    return next((f"{cells[k]!r} is {values[k]:g}" for k in odd), "")
 
 
 def _encoded(column: Column, cells: Cells, mark: str) -> Floats:
@@ -384,8 +372,7 @@ def _encoded(column: Column, cells: Cells, mark: str) -> Floats:
     if len(far) and high > low:
         _warn(
             f"column {column.name!r} was between {column.shown(low)} and {column.shown(high)} in "
-            f"training and is {column.shown(far[0])} here (far outside in {len(far)} "
-            "rows): predictions are guesses"
+            f"training and is {column.shown(far[0])} here (far outside in {len(far)} rows)"
         )
     if column.missing:
         return np.concatenate([block, absent[:, None].astype(np.float64)], axis=1)
@@ -476,10 +463,7 @@ class Target(NamedTuple):
 
 
 def with_target(table: Table, name: str) -> Table:
-    """The rows that have a target; how many have none becomes a note.
-
-    ``NA`` and the like are classes among text, and no value among numbers.
-    """
+    """The rows that have a target (NA is one among text); how many have none becomes a note."""
     check_columns(table, [name])
     cells = table.columns[name]
     count = Counter(cell for cell in cells if cell is not None and cell.lower() in MISSING)
@@ -517,9 +501,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
             why += "; if these are classes: --task classification"
     if task == CLASSIFICATION:
         if len(distinct) > MANY_CLASSES:
-            raise InputError(
-                f"the target {name!r} has more than {MANY_CLASSES} classes. Merge some, or choose another column"
-            )
+            raise InputError(f"{name!r} has more than {MANY_CLASSES} classes: merge some of them")
         plain = not any(math.isnan(_float(cell)) for cell in distinct)
         return Target(name, task, why, tuple(sorted(distinct, key=float if plain else None)))
     if wrong.any():
@@ -527,6 +509,6 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
             f"the target of a regression is a number, and {examples(cells, wrong)} in column "
             f"{name!r}. Correct it, or: --missing {cells[wrong][0]!r}, --task classification"
         )
-    found, _ = _example(cells, values), _unit(name, cells)
-    why += f"; {found}" * bool(found)
+    _unit(name, cells)
+    why = "; ".join(filter(None, (why, _example(cells, values))))
     return Target(name, task, why, form=form).standardized(_known(name, values))

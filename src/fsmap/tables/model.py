@@ -271,11 +271,8 @@ def fit_table(
     notes = [*table.notes, *encoder.notes]
     notes += [f"class {name!r} is too rare to be tested (rows: {counts[name]})" for name in rare]
     pairs = zip(map(np.ndarray.tobytes, x.numpy()), table.columns[target], strict=True)
-    if copies := table.num_rows - len(set(pairs)):
-        notes.append(
-            f"{copies} of {table.num_rows} rows are copies of others, with the same target: where "
-            "one is to train and one to test, the test is too easy"
-        )
+    if copies := len(x) - len(set(pairs)):
+        notes.append(f"{copies} of {len(x)} rows are copies of others: the test may be too easy")
     for note in notes:
         say(note)
     if not goal.classes:
@@ -405,15 +402,10 @@ class Difference(NamedTuple):
     clear: bool  # more than two standard errors
 
 
-def wrong_rows(out: Tensor, labels: Tensor) -> Tensor:
-    """1 for each row whose most likely class is wrong, else 0."""
-    return (out.argmax(1) != labels).double()
-
-
-def difference(
-    fitted: Fitted, first: str, second: str, losses: Callable[..., Tensor] = row_losses
-) -> Difference:
-    """First minus second: negative if the first is better."""
-    rows = losses(fitted.out[first], fitted.y) - losses(fitted.out[second], fitted.y)
+def difference(fitted: Fitted, first: str, second: str, *, wrong: bool = False) -> Difference:
+    """First minus second: negative if the first is better; or of the share of wrong classes."""
+    outs = fitted.out[first], fitted.out[second]
+    one, two = (o.argmax(1) != fitted.y if wrong else row_losses(o, fitted.y) for o in outs)
+    rows = one.double() - two.double()
     mean, stderr = float(rows.double().mean()), float(rows.double().std() / math.sqrt(len(rows)))
     return Difference(mean, stderr, abs(mean) > 2 * stderr)

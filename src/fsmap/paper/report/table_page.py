@@ -16,7 +16,7 @@ from fsmap.paper.report.page import environment, theme
 from fsmap.paper.report.picture import picture
 from fsmap.paper.report.tables import number
 from fsmap.progress import duration
-from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference, wrong_rows
+from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,16 +90,15 @@ def _recommendation(fitted: Fitted) -> str:
     """A recommendation by the results on test rows."""
     chosen = fitted.model.chosen
     base, boosting = (difference(fitted, chosen, m) for m in (CONSTANT, BOOSTING))
-    right, least = False, 0.0  # whether boosting is clearly right more often
-    if fitted.model.target.classes:
-        wrong, least = difference(fitted, chosen, BOOSTING, wrong_rows), TINY
-        right = wrong.clear and wrong.mean > 0
+    classes = bool(fitted.model.target.classes)
+    wrong = difference(fitted, chosen, BOOSTING, wrong=classes)
+    right = classes and wrong.clear and wrong.mean > 0  # boosting is, clearly more often
     if right and boosting.mean < 0:
         return (
             "Recommendation: for classes use gradient boosting, which is right more often on "
             "these rows; its probabilities are worse."
         )
-    if right or (boosting.clear and boosting.mean > least):
+    if right or (boosting.clear and boosting.mean > TINY * classes):
         return "Recommendation: use gradient boosting, which is better on these rows."
     if not (base.clear and base.mean < 0):
         return (

@@ -67,24 +67,14 @@ def test_classes(tmp_path):
     assert found.spread is None
 
 
-def test_copies_of_rows_are_counted(table):
-    found = fit_table(table.take(np.arange(150) % 120), "price", replace(OPTIONS, method="linear"))
-    assert "30 of 150 rows are copies of others" in found.notes[-1]
-
-
 def test_none_is_a_class_among_text(tmp_path):
     path = flowers(tmp_path / "t.csv")
-    full = path.read_text().replace("iris", "None") + "1;1;\n"
-    for text, missing, classes, note in (
-        (full, [], ("None", "lily", "rose"), "'None' in 40 rows of 'kind': a class"),
-        (full, ["none"], ("lily", "rose"), "41 of 121 rows have no value of 'kind'"),
-        (full.replace("rose", "1").replace("lily", "0"), [], ("0", "1"), "41 of 121 rows"),
-    ):
-        path.write_text(text)
-        table = read_table(path, target="kind", missing=missing)
-        found = fit_table(table, "kind", replace(OPTIONS, method="linear"))
+    path.write_text(path.read_text().replace("iris", "None"))
+    for missing, classes in ((), ("None", "lily", "rose")), (("none",), ("lily", "rose")):
+        read = read_table(path, target="kind", missing=missing)
+        found = fit_table(read, "kind", replace(OPTIONS, method="linear"))
         assert found.model.target.classes == classes
-        assert any(line.startswith(note) for line in found.notes)
+        assert "40 " in found.notes[0]
 
 
 def test_what_matters_comes_first(fitted):
@@ -112,18 +102,10 @@ def test_messages_count_rows_of_the_whole_table(table):
 
 def test_a_rare_class_is_named(tmp_path):
     path = flowers(tmp_path / "flowers.csv")
-    path.write_text(path.read_text() + "9.0;9.0;tulip\n-9.0;9.0;orchid\n-9.1;9.0;orchid\n")
+    path.write_text(path.read_text() + "9.0;9.0;tulip\n" + 2 * "-9.0;9.0;orchid\n")
     found = fit_table(read_table(path), "kind", replace(OPTIONS, steps=2))
-    assert not any("copies" in note for note in found.notes)
+    assert "1 of 123 rows are copies of others: the test may be too easy" in found.notes
     assert [n for n in found.notes if "orchid" in n or "tulip" in n] == [
         "class 'orchid' is too rare to be tested (rows: 2)",
         "class 'tulip' is too rare to be tested (rows: 1)",
     ]
-
-
-def test_how_dates_are_written_is_seen_in_all_rows(table, fitted):
-    days = [f"{k % 12 + 1:02d}/{k % 11 + 1:02d}/2024" for k in range(120)]
-    days[fitted.test[0]] = "31/01/2024"  # the only cell that tells days from months
-    columns = {**table.columns, "when": np.array(days, dtype=object)}
-    found = fit_table(Table(columns), "price", replace(OPTIONS, steps=2))
-    assert {c.name: c.form for c in found.model.encoder.columns}["when"] == "%d/%m/%Y"

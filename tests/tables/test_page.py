@@ -9,7 +9,7 @@ import torch
 
 from fsmap.paper.report import table_page
 from fsmap.tables.encoder import Target
-from fsmap.tables.model import Fitted, TableModel, TableOptions, fit_table
+from fsmap.tables.model import TableOptions, fit_table
 from fsmap.tables.reader import read_table
 from small_tables import flowers, houses
 
@@ -48,22 +48,20 @@ def test_the_verdict_comes_first_with_the_base_rate(fitted):
     assert page.index("base rate") < page.index('id="methods"')
 
 
-def test_the_recommendation():
-    def made(right, wrong, share):  # chance of the true class if right and if wrong; share right
-        p = torch.where(torch.arange(200) < 200 * share, right, wrong)
-        return torch.stack([p, 1 - p, 0 * p], 1).clamp_min(1e-9).log()
-
-    model = TableModel(None, Target("y", "classification", classes=("a", "b")), None, "l-map", None)
-    fitted = Fitted(model, None, None, torch.zeros(200).long(), {}, {}, {"l-map": 0}, *[None] * 4)
-    fitted.out["constant"] = torch.zeros(200, 3)
-    for mine, boosting, advice in (
-        ((0.51, 0.2, 0.5), (0.9, 0.2, 0.9), "use gradient boosting"),  # although no better than 1/3
-        ((0.6, 0.45, 0.5), (0.99, 1e-4, 0.9), "for classes use gradient boosting"),
-        ((0.97, 0, 1), (1, 0, 1), "use it"),  # the log loss is lower by 0.03
-        ((0.51, 0.2, 0.5), (0.51, 0.2, 0.5), "do not use it yet"),
+def test_the_recommendation(fitted):
+    model = fitted.model._replace(target=Target("y", "classification", classes=("a", "b")))
+    made = fitted._replace(model=model, learned={}, out={}, y=torch.zeros(100).long())
+    for mine, boosting, advice in (  # the true class of the first 50, 40 and 10 rows, in logits
+        ((0.1, -2, -2), (2, 2, -2), "use gradient boosting"),
+        ((0.4, -0.1, -0.1), (4, 4, -20), "for classes use gradient boosting"),
+        ((4, 4, 4), (9, 9, 9), "use it"),
+        ((0.1, -2, -2), (0.1, -2, -2), "do not use it yet"),
     ):
-        fitted.out.update({"l-map": made(*mine), "boosting": made(*boosting)})
-        assert table_page._recommendation(fitted).startswith(f"Recommendation: {advice}")
+        rows = {model.chosen: mine, "boosting": boosting, "constant": (0.0, 0.0, 0.0)}
+        for name, logits in rows.items():
+            first = torch.tensor(logits).repeat_interleave(torch.tensor([50, 40, 10]))
+            made.out[name] = torch.stack([first.double(), 0 * first.double()], 1)
+        assert table_page._recommendation(made).startswith(f"Recommendation: {advice}")
 
 
 def test_the_page_stands_alone_and_escapes(fitted):

@@ -41,24 +41,21 @@ def test_cells_without_a_value_are_none(written):
     assert table.columns["b"].tolist() == ["1", "2", "3", None]
 
 
-def test_trailing_separators_and_latin_1(written):
+def test_trailing_separators_encodings_and_an_index(written):
     assert list(read_table(written("a,b,\n1,2,\n3,4,\n")).columns) == ["a", "b"]
     assert read_table(written("a,b\n1,2,,\n3,4,,\n,,\n")).num_rows == 2
     table = read_table(written("name,n\nZürich,1\n".encode("latin-1")))
     assert table.columns["name"].tolist() == ["Zürich"]
     assert "Latin-1" in table.notes[0]
+    table = read_table(written(",a\n0,5\n1,6\n"))
+    assert list(table.columns) == ["a"]
+    assert "taken for row numbers" in table.notes[0]
     assert list(read_table(written("<a>\t[b]\n1\t2\n".encode("utf-16"))).columns) == ["<a>", "[b]"]
 
 
 def test_a_text_that_would_be_a_formula_is_quoted():
     text = write_table({"prediction": ["=1+1", "plain"], "p(=1+1)": [0.5, -0.5]})
     assert text.splitlines() == ["prediction,p(=1+1)", "'=1+1,0.5", "plain,-0.5"]
-
-
-def test_a_nameless_first_column_is_an_index(written):
-    table = read_table(written(",a\n0,5\n1,6\n"))
-    assert list(table.columns) == ["a"]
-    assert "taken for row numbers" in table.notes[0]
 
 
 def test_what_is_written_can_be_read(written):

@@ -43,6 +43,12 @@ def test_version_and_help(capsys):
             main(words.split())
         assert ended.value.code == 0
         assert text in capsys.readouterr().out
+    said = {"fitt": "Did you mean 'fit'?\nSee `fsmap -", "version": "Did you mean '--version'"}
+    said["fit a.csv --targt x"] = "Did you mean '--target'?\nSee `fsmap fit --help`"
+    for words, text in said.items():
+        with pytest.raises(SystemExit, match="2"):
+            main(words.split())
+        assert text in capsys.readouterr().err
     assert main([]) == 0
     out = capsys.readouterr().out
     assert out.index(" list ") < out.index(" run ") < out.index(" report ")

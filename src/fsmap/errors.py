@@ -89,8 +89,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         >>> did_you_mean("lable-noise", ["shift", "label-noise"]), did_you_mean("x", ["shift"])
         (" Did you mean 'label-noise'?", '')
     """
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    names = {one.casefold(): one for one in known}
+    close = difflib.get_close_matches(name.casefold(), names, n=1)
+    return f" Did you mean {names[close[0]]!r}?" if close else ""
 
 
 def require(module: str, *, extra: str) -> ModuleType:

@@ -110,7 +110,7 @@ def rounded(text: str) -> str:
     return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.8g}", text)
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in committed("").path.glob("*/")))
+@pytest.mark.parametrize("name", sorted(path.name for path in committed("").path.glob("[!.]*/")))
 def test_committed_summaries_are_those_of_the_rows_and_without_rows_no_claim_is_tested(name):
     run = committed(name)
     written = json.loads(run.summary_file.read_bytes())

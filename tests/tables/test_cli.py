@@ -115,6 +115,15 @@ def test_columns_by_name_in_any_order_extra_ones_told(folder, here, capsys):
     assert "columns that the model does not use: color" in err
 
 
+def test_what_means_no_value_is_kept_with_the_model(here, capsys):
+    numbers = "".join(f"{k},{k}\n" for k in range(40))
+    (here / "t.csv").write_text(f"x,y\n-999.0,1\n?,1\n{numbers}")
+    fit = "fit t.csv --target y --method linear --missing -999 --silent"
+    assert "--missing -999: 1 cells\n" in run(capsys, *fit.split())[1]
+    _, first, second, *_ = run(capsys, "predict", "model.pt", "t.csv")[1].splitlines()
+    assert first == second
+
+
 LONG = "\n".join(f"{k},{k % 5},{k * 7 % 11}" for k in range(30)) + "\n"
 
 

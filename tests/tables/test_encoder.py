@@ -44,14 +44,11 @@ def test_by_hand(known):
     np.testing.assert_allclose(encoder.encode(known)[:, 4].std(), 1, atol=1e-6)
 
 
-def test_a_rare_level_does_not_become_a_huge_number():
+def test_a_rare_level_does_not_become_a_huge_number_and_a_missing_one_is_a_level():
     towns = table(town=["a"] * 998 + ["b"] * 2)
     encoder = learn(towns, ["town"])
     assert encoder.std.tolist() == [FLAG_STD] * 2
     assert np.abs(encoder.encode(towns)).max() < 5
-
-
-def test_a_level_of_missing_values():
     towns = table(town=["a", "a", "b", "b", None])
     encoder = learn(towns, ["town"])
     assert encoder.names() == ["town=a", "town=b", "town=(missing)"]
@@ -84,7 +81,7 @@ def test_a_lacking_column_at_prediction(known):
     with pytest.raises(InputError, match=message):
         encoder.encode(new)
     with pytest.raises(InputError, match="Did you mean 'height'"):
-        learn(known, ["hight"])
+        learn(known, ["HIGHT"])
 
 
 def test_all_rows_decide_what_a_column_is():
@@ -109,7 +106,8 @@ def test_nothing_to_predict_from(names, message):
         (["1'200", "3", "40"], [1200, 3, 40]),
         (["1,234", "2,500", "900"], [1234, 2500, 900]),
         (["3,14", "2,5", "1.000,5"], [3.14, 2.5, 1000.5]),
-        (["€ 1.200,50", "3,1 EUR", "-2"], [1200.5, 3.1, -2]),
+        (["2,375", "0,933", "12"], [2.375, 0.933, 12]),
+        (["€ 1.200,50", "3,1 EUR", "-2 €"], [1200.5, 3.1, -2]),
         (["1e3", "-.5", "+2"], [1000, -0.5, 2]),
     ],
 )
@@ -123,7 +121,8 @@ def test_numbers_as_people_write_them(cells, numbers):
 
 def test_the_decimal_mark_is_remembered():
     encoder = learn(table(x=["1,5", "2,25", "1.000,5"]), ["x"])
-    raw = encoder.encode(table(x=["1.200", "7"])) * encoder.std + encoder.mean
+    new = table(x=["1.200", "7"])._replace(mark=",")
+    raw = encoder.encode(new) * encoder.std + encoder.mean
     np.testing.assert_allclose(raw[:, 0], [1200, 7], rtol=1e-5)
 
 
@@ -134,17 +133,29 @@ def test_the_decimal_mark_is_remembered():
         (["31.1.2024", "1.2.2024", "5.5.2023"], "%d.%m.%Y"),
         (["31/01/2024", "01/02/2024", "05/05/2023"], "%d/%m/%Y"),
         (["01/31/2024", "02/01/2024 08:30", "05/05/2023"], "%m/%d/%Y"),
+        (["1/31/2024 9:05", "2/1/2024 9:05:30 pm", "5/5/2023 12:00 AM"], "%m/%d/%Y"),
+        (["31/01/24", "01/02/24", "05/05/23"], "%d/%m/%y"),
+        (["31 Jan 2024", "01 Feb 2024 10:00", "05 May 2023"], "%d %b %Y"),
     ],
 )
 def test_dates_become_numbers(cells, form):
     found = table(when=cells)
     encoder = learn(found, ["when"])
     assert encoder.columns[0].form == form
+    assert len(encoder.notes) == 1  # the form is certain
     raw = encoder.encode(found) * encoder.std + encoder.mean
     assert int(raw[1, 0] - raw[0, 0]) == 1  # days
     assert raw.shape[1] == 7
+    with pytest.warns(UnseenWarning, match="2024-01-31 stands in"):  # the median
+        encoder.encode(table(when=[None]))
     with pytest.raises(InputError, match="held dates"):
         encoder.encode(table(when=["soon"]))
+
+
+def test_all_rows_decide_how_dates_are_written():
+    when = table(when=["01/02/2024", "01/03/2024", "31/01/2024"])
+    assert learn(when, ["when"], rows=np.arange(2)).columns[0].form == "%d/%m/%Y"
+    assert "may also hold %d/%m/%Y" in learn(when.take(slice(2)), ["when"]).notes[1]
 
 
 @pytest.mark.parametrize(
@@ -154,13 +165,27 @@ def test_dates_become_numbers(cells, form):
         ("x", ["7", "7", "7"], "in every row"),
         ("x", ["1", "2", "3"], "counts the rows"),
         ("customer_id", [str(k * k) for k in range(30)], "identifier"),
-        ("note", [f"text {k}" for k in range(30)], "identifier or free text"),
+        ("note", [f"text {k}" for k in range(30)], "identifier, free text"),
     ],
 )
 def test_what_is_left_out(name, cells, reason):
     column = infer(name, table(**{name: cells}).columns[name])
     assert column.kind == "left out"
     assert reason in column.reason
+    if "--keep" in column.reason:
+        assert learn(table(**{name: cells}), [name], keep=[name]).names() == [name]
+
+
+def test_what_is_refused():
+    for cells, new, message in (
+        (["1,5", "2"], ["1", "1.200"], "decimal commas, .* but '1.200' in row 2 has not"),
+        (["1.5", "2"], ["0,125"], "decimal points, .* but '0,125' in row 1 has not"),
+        (["1 %", "2%"], ["0.1"], "has %, in training .* but row 1 is '0.1'"),
+        (["1 USD", "2 JPY"], [], "has USD, .* but row 2 is '2 JPY'"),
+        (["1", "1e300"], [], "numbers beyond 1e.100"),
+    ):
+        with pytest.raises(InputError, match=message):
+            learn(table(x=cells), ["x"]).encode(table(x=new))
 
 
 def test_codes_are_categories_and_numbers_with_text_a_mistake():
@@ -168,7 +193,7 @@ def test_codes_are_categories_and_numbers_with_text_a_mistake():
     assert infer("zip", table(zip=codes).columns["zip"]).kind == "category"
     assert infer("n", table(n=["10", "20", "10", "20"]).columns["n"]).kind == "number"
     with pytest.raises(InputError, match="'oops' in row 6"):
-        infer("n", table(n=["1", "2", "4", "4", "5", "oops"]).columns["n"])
+        learn(table(n=["1", "2", "4", "4", "5", "oops"]), ["n"], rows=np.arange(5))
 
 
 @pytest.mark.parametrize(

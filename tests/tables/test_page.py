@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from fsmap.paper.report import table_page
+from fsmap.tables.encoder import Target
 from fsmap.tables.model import TableOptions, fit_table
 from fsmap.tables.reader import read_table
 from small_tables import flowers, houses
@@ -40,10 +42,25 @@ def test_the_verdict_comes_first_with_the_base_rate(fitted):
     text = table_page.verdict(fitted)
     assert text.startswith(table_page.NAMES[fitted.model.chosen])
     assert "base rate" in text
-    assert "Recommendation: use it" in text
     assert "per test row" in text
     page = render(fitted)
     assert page.index("base rate") < page.index('id="methods"')
+
+
+def test_the_recommendation(fitted):
+    model = fitted.model._replace(target=Target("y", "classification", classes=("a", "b")))
+    made = fitted._replace(model=model, learned={}, out={}, y=torch.zeros(100).long())
+    for mine, boosting, advice in (  # the true class of the first 50, 40 and 10 rows, in logits
+        ((0.1, -2, -2), (2, 2, -2), "use gradient boosting"),
+        ((0.4, -0.1, -0.1), (4, 4, -20), "for classes use gradient boosting"),
+        ((4, 4, 4), (9, 9, 9), "use it"),
+        ((0.1, -2, -2), (0.1, -2, -2), "do not use it yet"),
+    ):
+        rows = {model.chosen: mine, "boosting": boosting, "constant": (0.0, 0.0, 0.0)}
+        for name, logits in rows.items():
+            first = torch.tensor(logits).repeat_interleave(torch.tensor([50, 40, 10]))
+            made.out[name] = torch.stack([first.double(), 0 * first.double()], 1)
+        assert table_page._recommendation(made).startswith(f"Recommendation: {advice}")
 
 
 def test_the_page_stands_alone_and_escapes(fitted):

@@ -25,6 +25,8 @@ def test_any_usual_separator(written, separator):
     assert list(table.columns) == ["a", "b"]
     assert table.columns["a"].tolist() == ["1", "2"]
     assert table.num_rows == 2
+    assert table.mark == ("," if separator == ";" else ".")
+    assert read_table(written(text.replace("1", "0.5"))).mark == "."
 
 
 def test_quotes_blank_lines_and_byte_order_mark(written):
@@ -39,7 +41,7 @@ def test_cells_without_a_value_are_none(written):
     assert table.columns["b"].tolist() == ["1", "2", "3", None]
 
 
-def test_trailing_separators_and_latin_1(written):
+def test_trailing_separators_encodings_and_an_index(written):
     assert list(read_table(written("a,b,\n1,2,\n3,4,\n")).columns) == ["a", "b"]
     table = read_table(written("a,b\n1,2,,\n\n,\n3,4,,\n,,\n"))
     assert table.columns["a"].tolist() == ["1", None, "3"]
@@ -48,18 +50,16 @@ def test_trailing_separators_and_latin_1(written):
     table = read_table(written("name,n\nZürich,1\n".encode("latin-1")))
     assert table.columns["name"].tolist() == ["Zürich"]
     assert "Latin-1" in table.notes[0]
+    table = read_table(written(",a\n0,5\n1,6\n"))
+    assert list(table.columns) == ["a"]
+    assert "taken for row numbers" in table.notes[0]
+    assert list(read_table(written("<a>\t[b]\n1\t2\n".encode("utf-16"))).columns) == ["<a>", "[b]"]
 
 
 def test_a_text_that_would_be_a_formula_is_quoted():
     text = write_table({"prediction": ["=HYPERLINK(1)", "@cmd|x"], "p(=1)": [0.5, -0.5]})
     assert text.splitlines() == ["prediction,p(=1)", "'=HYPERLINK(1),0.5", "'@cmd|x,-0.5"]
     assert write_table({"p": ["-1", "+", "-", "=a"]}) == "p\n-1\n+\n-\n=a\n"
-
-
-def test_a_nameless_first_column_is_an_index(written):
-    table = read_table(written(",a\n0,5\n1,6\n"))
-    assert list(table.columns) == ["a"]
-    assert "taken for row numbers" in table.notes[0]
 
 
 def test_what_is_written_can_be_read(written):
@@ -83,7 +83,6 @@ def test_what_is_written_can_be_read(written):
         ('{"a": [1, 2]}', "it looks like JSON. Export it as CSV"),
         (b"PK\x03\x04rest", r"a zip archive or an Excel workbook \(.xlsx\)"),
         (b"\x7fELF\x00\x01", "it looks like a binary file"),
-        ("a,b\n1,2\n".encode("utf-16"), "it looks like text in UTF-16"),
         ("a,b\n" + "x" * 200_000 + ",1\n", "is not a CSV: field larger than field limit"),
         (b"PAR1 and then nothing", "it looks like a Parquet file"),
     ],

@@ -15,12 +15,13 @@ import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from fsmap import __version__
-from fsmap.errors import FsmapError, InputError, require
+from fsmap.errors import FsmapError, InputError, did_you_mean, require
 from fsmap.functional import as_device
 
 COMMANDS = "list run report fit predict train assess landscape doctor data".split()
@@ -41,6 +42,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error and how to get help."""
         self.exit(2, f"fsmap: {message}\nSee `{self.prog} --help`.\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse an unknown option first, even if a required one is missing."""
+        known = self._option_string_actions
+        for word in [] if self._subparsers else takewhile("--".__ne__, args or ()):
+            name = word.partition("=")[0]
+            if name.startswith("--") and not any(one.startswith(name) for one in known):
+                self.error(f"there is no option {name}.{did_you_mean(name, known)}")
+        return super().parse_known_args(args, namespace)
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -69,6 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     parser = build_parser(words)
+    first = next((word for word in words if not word.startswith("-")), COMMANDS[0])
+    if first not in COMMANDS:
+        hint = did_you_mean(first, [*COMMANDS, "--help", "--version"])
+        parser.error(f"there is no command {first!r}.{hint}")
     for text in words:
         if text != text.encode(errors="replace").decode():
             parser.error(f"{ascii(text)} is not UTF-8. Choose another name.")

@@ -43,6 +43,7 @@ OPTIONS = {
         "auto",
     ),
     "--drop COL": (cli.MANY, "leave a column out; can be repeated"),
+    "--keep COL": (cli.MANY, "use row numbers or an identifier as numbers; can be repeated"),
     "--category COL": (
         cli.MANY,
         "a column of categories although it looks like numbers or free text; can be repeated",
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise InputError(
             f"--out {page} is the name of the page. Name the model, such as {page.stem}.pt."
         )
-    table = read_table(arguments.table, missing=arguments.missing)
+    table = read_table(arguments.table, missing=arguments.missing, target=arguments.target)
     check_columns(table, [arguments.target])
     for path in (out, page):
         check_writable(path, force=arguments.force, inputs=(arguments.table,))

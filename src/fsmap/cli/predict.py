@@ -23,7 +23,7 @@ OPTIONS = {
     "model MODEL": (Path, "a model written by `fsmap fit`"),
     "table FILE": (Path, "CSV, columns by name"),
     "--out FILE": (Path, "CSV (default: the terminal)"),
-    "--missing TEXT": (cli.MANY, "as for `fsmap fit`"),
+    "--missing TEXT": (cli.MANY, "as for `fsmap fit`; those given there count here, too"),
     "--force": (cli.FLAG, "overwrite --out"),
 }
 
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
         inputs = (arguments.table, arguments.model)
         check_writable(arguments.out, force=arguments.force, inputs=inputs)
     model = load_model(arguments.model)
-    table = read_table(arguments.table, missing=arguments.missing)
+    table = read_table(arguments.table, missing=(*model.missing, *arguments.missing))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnseenWarning)
         columns = model.predict(table)

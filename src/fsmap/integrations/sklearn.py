@@ -112,17 +112,20 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         return self
 
     def predict(self, X: Any) -> Array:
-        """The predicted targets, in their own unit."""
-        return self._unscaled(self._forward(X))
+        """The predicted targets, in their own unit; none below 0 if no training target was."""
+        return np.maximum(self._unscaled(self._forward(X)), self.spread_.floor)
 
-    def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
+    def predict_quantiles(
+        self, X: Any, quantiles: Sequence[float] | float = (0.05, 0.5, 0.95)
+    ) -> Array:
         """Quantiles of new targets, ``[N, Q]``, from errors on rows with similar predictions.
 
         Those below 0.005 and above 0.995 are taken as 0.005 and 0.995.
         """
-        if not all(0 <= q <= 1 for q in quantiles):
-            raise InputError(f"quantiles must lie between 0 and 1, got {list(quantiles)}")
-        return self.spread_.quantiles(self.predict(X), quantiles)
+        levels = np.atleast_1d(quantiles).tolist()
+        if not all(0 <= q <= 1 for q in levels):
+            raise InputError(f"quantiles must lie between 0 and 1, got {levels}")
+        return self.spread_.quantiles(self.predict(X), levels)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
         """The ends of intervals that hold a share ``coverage`` of new targets.

@@ -75,12 +75,14 @@ class Spread(NamedTuple):
     scale: Floats  # the scale there; between them it is interpolated
     table: Floats  # quantiles of scaled errors at LEVELS
     std: float  # standard deviation of scaled errors
-    floor: float  # no interval goes below: 0 if no target was negative
+    floor: float  # no prediction or interval goes below: 0 if no target was negative
 
     @classmethod
     def learn(cls, guess: Floats, truth: Floats) -> Spread:
         """From predictions of held-out rows and their targets, ``[n]`` each."""
-        error, n = truth - guess, len(truth)
+        floor, n = 0.0 if truth.min() >= 0 else -math.inf, len(truth)
+        guess = np.maximum(guess, floor)
+        error = truth - guess
         order = np.argsort(guess, kind="stable")
         overall = float(np.abs(error).mean()) + 1e-12 * (1 + float(np.abs(truth).max()))
         bins = np.array_split(order, min(max(n // 30, 1), 10))
@@ -90,12 +92,11 @@ class Spread(NamedTuple):
         ratio = np.sort(error / np.interp(guess, knots, scale))
         place = np.where(LEVELS < 0.5, np.floor(LEVELS * (n + 1)), np.ceil(LEVELS * (n + 1)))
         table = ratio[np.clip(place.astype(int) - 1, 0, n - 1)]
-        floor = 0.0 if truth.min() >= 0 else -math.inf
         return cls(knots, scale, table, float(np.sqrt(np.mean(ratio**2))), floor)
 
     def quantiles(self, guess: Floats, levels: Sequence[float]) -> Floats:
         """Quantiles of the target, ``[n, len(levels)]``."""
-        shift = np.interp(levels, LEVELS, self.table)
+        guess, shift = np.maximum(guess, self.floor), np.interp(levels, LEVELS, self.table)
         found = guess[:, None] + np.interp(guess, self.knots, self.scale)[:, None] * shift
         return np.maximum(found, self.floor)
 
@@ -108,6 +109,7 @@ class TableModel(NamedTuple):
     network: Members  # an ensemble, of encoded rows
     chosen: str  # its method
     spread: Spread | None  # of regression
+    missing: tuple[str, ...] = ()  # further cells that mean "no value"
 
     def predict(self, table: Table) -> dict[str, npt.NDArray[Any]]:
         """Predictions as columns.
@@ -117,7 +119,7 @@ class TableModel(NamedTuple):
         """
         out = self.network.outputs(torch.from_numpy(self.encoder.encode(table)))
         if self.spread is not None:
-            value = self.target.unscaled(out)
+            value = np.maximum(self.target.unscaled(out), self.spread.floor)
             low, high = self.spread.quantiles(value, COVER).T
             return {"prediction": value, "low": low, "high": high}
         classes, chance = self.target.classes, out.exp().numpy()
@@ -137,6 +139,7 @@ class TableModel(NamedTuple):
             "columns": [column._asdict() for column in self.encoder.columns],
             "target": self.target._asdict(),
             "chosen": self.chosen,
+            "missing": self.missing,
             "members": len(network.members),
             "sizes": list(first.sizes),
             "edges": first.edges.shape[1],
@@ -167,7 +170,8 @@ def _decode(found: files.Checkpoint) -> TableModel:
     if not target.classes:
         parts: dict[str, Any] = {n: t.numpy() for n, t in found.group("spread").items()}
         spread = Spread(**parts | {n: float(parts[n]) for n in ("std", "floor")})
-    model = TableModel(encoder, target, network, config["chosen"], spread)
+    missing = tuple(config.get("missing", ()))
+    model = TableModel(encoder, target, network, config["chosen"], spread, missing)
     _check(model)
     return model
 
@@ -191,6 +195,7 @@ def _check(model: TableModel) -> None:
     encoder, target, spread = model.encoder, model.target, model.spread
     width, sizes = len(encoder.names()), cast("TableNet", model.network.members[0]).sizes
     texts = [target.name, model.chosen, *target.classes, *(c.name for c in encoder.columns)]
+    texts += model.missing
     numbers: list[Any] = [encoder.mean, encoder.std, target.mean, target.std]
     numbers += [c.fill for c in encoder.columns] + [*(spread or ())[:4]]
     numbers += [t.numpy() for t in model.network.state_dict().values()]
@@ -217,6 +222,8 @@ class TableOptions(Options):
     task: str = AUTO
     drop: Sequence[str] = ()
     category: Sequence[str] = ()
+    keep: Sequence[str] = ()
+    missing: Sequence[str] = ()  # those that the table was read with: kept with the model
     test: float = 0.15
     seed: int = 0
     device: str = AUTO
@@ -256,12 +263,16 @@ def fit_table(
     features = [name for name in table.columns if name != target and name not in options.drop]
     with warnings.catch_warnings():  # rare values are not a mistake of the user
         warnings.simplefilter("ignore", UnseenWarning)
-        encoder = learn_encoder(table, features, category=options.category, rows=train)
+        asked: Any = {"category": options.category, "keep": options.keep}
+        encoder = learn_encoder(table, features, **asked, rows=train)
         x = torch.from_numpy(encoder.encode(table))
     counts = Counter(table.columns[target])
     rare = [name for name in goal.classes if counts[name] < 3]
     notes = [*table.notes, *encoder.notes]
     notes += [f"class {name!r} is too rare to be tested (rows: {counts[name]})" for name in rare]
+    pairs = zip(map(np.ndarray.tobytes, x.numpy()), table.columns[target], strict=True)
+    if copies := len(x) - len(set(pairs)):
+        notes.append(f"{copies} of {len(x)} rows are copies of others: the test may be too easy")
     for note in notes:
         say(note)
     if not goal.classes:
@@ -282,8 +293,9 @@ def fit_table(
     say(f"{chosen} {why}; it is trained again on all rows")
     again = replace(options, reg_nats=None, **learned[chosen].config._asdict())
     final = learn(x, y, again, seed=options.seed, progress=options.progress)[chosen]
+    spread, missing = _spread(final, y, goal), tuple(options.missing)
     return Fitted(
-        model=TableModel(encoder, goal, final.module, chosen, _spread(final, y, goal)),
+        model=TableModel(encoder, goal, final.module, chosen, spread, missing),
         train=train,
         test=test,
         y=y[test],
@@ -347,6 +359,7 @@ def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> d
         names = ("accuracy", "nll", "brier", "ece", "temperature")
         return {name: float(getattr(metrics, name)(out, y)) for name in names}
     guess, truth = target.unscaled(out), target.unscaled(y)
+    guess = guess if spread is None else np.maximum(guess, spread.floor)
     error = truth - guess
     found = {
         "rmse": metrics.rmse(guess, truth),
@@ -389,8 +402,10 @@ class Difference(NamedTuple):
     clear: bool  # more than two standard errors
 
 
-def difference(fitted: Fitted, first: str, second: str) -> Difference:
-    """First minus second: negative if the first is better."""
-    rows = row_losses(fitted.out[first], fitted.y) - row_losses(fitted.out[second], fitted.y)
+def difference(fitted: Fitted, first: str, second: str, *, wrong: bool = False) -> Difference:
+    """First minus second: negative if the first is better; or of the share of wrong classes."""
+    outs = fitted.out[first], fitted.out[second]
+    one, two = (o.argmax(1) != fitted.y if wrong else row_losses(o, fitted.y) for o in outs)
+    rows = one.double() - two.double()
     mean, stderr = float(rows.double().mean()), float(rows.double().std() / math.sqrt(len(rows)))
     return Difference(mean, stderr, abs(mean) > 2 * stderr)

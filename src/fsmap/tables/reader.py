@@ -32,9 +32,9 @@ SIGNATURES = {
     b"PK\x03\x04": "a zip archive or an Excel workbook (.xlsx)",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook (.xls)",
     b"%PDF": "a PDF",
-    b"\xff\xfe": "text in UTF-16",
-    b"\xfe\xff": "text in UTF-16",
 }
+POINT = re.compile(r"[-+]?(0\.\d*|\d*\.(\d{0,2}|\d{4,}))")  # a decimal point for sure
+MARKUP = re.compile(r"\s*((?P<xml><[?!]|<(html|table|xml))|[{\[]\s*[\[{\"\]}])", re.IGNORECASE)
 FORMULA = re.compile(r"[=+@\t\r-].*[(|!]", re.DOTALL)  # a spreadsheet may call what it names
 
 
@@ -43,6 +43,7 @@ class Table(NamedTuple):
 
     columns: dict[str, Cells]
     notes: tuple[str, ...] = ()
+    mark: str = "."  # the decimal mark of cells such as 1,234, unless others in the column tell
 
     @property
     def num_rows(self) -> int:
@@ -51,13 +52,14 @@ class Table(NamedTuple):
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Table:
         """Some of the rows."""
-        return Table({name: cells[rows] for name, cells in self.columns.items()}, self.notes)
+        return self._replace(columns={n: cells[rows] for n, cells in self.columns.items()})
 
 
-def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
+def read_table(path: str | Path, *, missing: Sequence[str] = (), target: str = "") -> Table:
     """Read a CSV file.
 
-    ``missing`` are further cells that mean "no value", such as ``-999``. Raises InputError if it is
+    ``missing`` are further cells that mean "no value", such as ``-999``, which is ``-999.0``, too.
+    In the column ``target`` NA and its like stay: they may be classes. Raises InputError if it is
     something else, empty, ragged, or has bad column names.
     """
     path = Path(path)
@@ -66,15 +68,21 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     text, notes = _decoded(path)
     header, rows, more = _csv(path, text)
     notes += more
-    empty = MISSING | {token.strip().lower() for token in missing}
-    table = {}
+    tokens = {_key(token.strip()): token for token in missing}
+    table, count = {}, Counter[str | None]()
     for name, cells in zip(header, zip(*rows, strict=True), strict=True):
-        known = [None if cell.lower() in empty else cell for cell in cells]
+        found = [tokens.get(_key(cell)) if tokens else None for cell in cells]
+        count.update(found)
+        pairs = zip(cells, found, strict=True)
+        none = {""} if name == target else MISSING
+        known = [None if c.lower() in none or token is not None else c for c, token in pairs]
         table[name] = np.array(known, dtype=object)
+    notes += [f"--missing {token}: {count[token]} cells" for token in tokens.values()]
     if "" in table and len(table) > 1:  # the row numbers that spreadsheets and pandas write
         del table[""]
         notes.append("the first column has no name and is taken for row numbers: left out")
-    return Table(table, tuple(notes))
+    pointed = any(POINT.fullmatch(cell) for row in rows for cell in row)
+    return Table(table, tuple(notes), "," if _separator(text) == ";" and not pointed else ".")
 
 
 def write_table(columns: Mapping[str, Sequence[Any]]) -> str:
@@ -131,15 +139,17 @@ def _decoded(path: Path) -> tuple[str, list[str]]:
             f"{path} is empty. A table has a line of column names and at least one row."
         )
     found = next((what for start, what in SIGNATURES.items() if data.startswith(start)), None)
-    if found is None and b"\0" in data[:65536]:
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    if found is None and b"\0" in data[:65536] and not wide:
         found = "a binary file"
     notes = []
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode("cp1252", errors="replace")
         notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
-    found = found or {"<": "HTML or XML", "{": "JSON", "[": "JSON"}.get(text.lstrip()[:1])
+    if start := MARKUP.match(text):
+        found = "HTML or XML" if start["xml"] else "JSON"
     if found is not None:
         raise InputError(f"{path} is not a CSV: it looks like {found}. Export it as CSV.")
     return text, notes
@@ -171,6 +181,11 @@ def _check_names(path: Path, names: list[str]) -> None:
     if "" in names[1:]:
         number = names.index("", 1) + 1
         raise InputError(f"{path}: column {number} of the header has no name. Give it one.")
+
+
+def _key(cell: str) -> str | float:
+    """What is equal for cells that mean the same: a number or text in lower case."""
+    return float(cell) if _is_number(cell) else cell.lower()
 
 
 def _is_number(text: str) -> bool:

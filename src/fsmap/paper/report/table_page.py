@@ -37,6 +37,7 @@ PERCENT = ("coverage", "accuracy", "ece")
 LEVELS_SHOWN, COLUMNS_SHOWN, MOST_CLASSES = 6, 15, 20
 MOST_DOTS = 600  # in a picture
 BINS = 10
+TINY = 0.05  # nats per row: a smaller difference of log losses does not matter
 PANEL = (3.8, 3.0)  # inches
 
 Grid = tuple[list[str], list[list[str]]]
@@ -86,13 +87,21 @@ def _recommendation(fitted: Fitted) -> str:
     """A recommendation by the results on test rows."""
     chosen = fitted.model.chosen
     base, boosting = (difference(fitted, chosen, m) for m in (CONSTANT, BOOSTING))
+    classes = bool(fitted.model.target.classes)
+    wrong = difference(fitted, chosen, BOOSTING, wrong=classes)
+    right = classes and wrong.clear and wrong.mean > 0  # boosting is, clearly more often
+    if right and boosting.mean < 0:
+        return (
+            "Recommendation: for classes use gradient boosting, which is right more often on "
+            "these rows; its probabilities are worse."
+        )
+    if right or (boosting.clear and boosting.mean > TINY * classes):
+        return "Recommendation: use gradient boosting, which is better on these rows."
     if not (base.clear and base.mean < 0):
         return (
             "Recommendation: do not use it yet. It is not clearly better than the base rate; it "
             "needs more rows or other columns."
         )
-    if boosting.clear and boosting.mean > 0:
-        return "Recommendation: use gradient boosting, which is better on these rows."
     if "linear" in _others(fitted) and not difference(fitted, chosen, "linear").clear:
         return (
             "Recommendation: use it, or the linear model (--method linear), which is simpler and "

@@ -71,7 +71,7 @@ class Functional:
         self.module = module
         self._call = _Call(module, forward or call_module)
         self.parts: tuple[nn.Module, ...] = ()
-        self.look_again()
+        self.find_parts()
         self._names: set[str] = set()
         self._checked = False  # for reentrant checkpoints
         self.padding = padding_rows(module)
@@ -82,7 +82,7 @@ class Functional:
             if isinstance(part, torch.jit.ScriptModule)
         ]
 
-    def look_again(self) -> bool:
+    def find_parts(self) -> bool:
         """Find the parts of the module; returns whether they are other ones than before."""
         parts = tuple(self.module.modules())
         if parts == self.parts:

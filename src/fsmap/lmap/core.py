@@ -291,7 +291,7 @@ class Regularizer:
 
     def params(self) -> Params:
         """The trainable parameters themselves, not copies."""
-        if self.f.look_again():
+        if self.f.find_parts():
             self._outputs = None  # the layer that computes them may be another one
         _check_not_sharded(self.f)
         return trainable(self.module)
@@ -427,10 +427,14 @@ class Regularizer:
         given = self.compiled is not None and self.compiled.options is not None
         return self.compiled if asked or given else None
 
+    @property
+    def _synchronizes(self) -> bool:
+        """Whether BatchNorm layers exchange statistics between ranks."""
+        return any(isinstance(part, nn.SyncBatchNorm) for part in self.f.parts)
+
     def _evaluate(self, x: Inputs | None, drawn: Drawn, params: Params, asked: bool) -> Evaluation:
         eager = partial(self._eager, x, drawn, params)
-        synchronizes = any(isinstance(part, nn.SyncBatchNorm) for part in self.f.parts)
-        eagerly = synchronizes or not torch.is_grad_enabled()
+        eagerly = self._synchronizes or not torch.is_grad_enabled()
         compiler = None if eagerly else self._compiler(asked)
         if compiler is None:
             return eager()
@@ -441,7 +445,9 @@ class Regularizer:
         options = self.options
         options.estimator.check(params)
         joint = options.batchnorm == "joint" and x is not None
-        sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
+        sync: AbstractContextManager[None] = nullcontext()
+        if self._synchronizes:
+            sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
         tangents = not options.estimator.full_precision
         with sync, _compiled_parts_eager(self.f) if tangents else nullcontext():
             return self._pure(x, drawn, params, nullcontext if joint else self.own_noise)

@@ -258,11 +258,8 @@ def test_softmax_fisher_depends_on_the_parameters(method, detach):
 def test_bad_points_and_parameters(method):
     case = cases.case("wide")
     for bad, word in [
-        (torch.tensor([[0.0, torch.inf]]), "NaN"),
-        (torch.zeros(0, 2), "empty"),
         (torch.zeros(5, 3), r"'0' \(Linear\)"),
         (torch.zeros(5, 2, dtype=torch.float32), "dtype"),
-        ([0.0], "tensor"),
     ]:
         with pytest.raises(InputError, match=word):
             log_det(case._replace(x=bad), jitter=0.1, method=method)

@@ -261,21 +261,6 @@ def test_labels_out_of_range_are_found_before_training():
         fit(objective, it.f, it.params, (it.x, y), steps=1, batch_size=2)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "text"),
-    [
-        ({"on": data()}, r"needs both: on"),
-        ({"on": data(), "by": lambda out, y: torch.ones(2)}, r"one number.*shape \[2\]"),
-        ({"train": (torch.zeros(3, 1), [1, 2, 3])}, r"y must be a tensor .* got list"),
-        ({"train": (torch.zeros(2, 1), torch.tensor([0.0, torch.nan]))}, r"y has NaN or inf in 1"),
-    ],
-)
-def test_bad_input_is_refused(knobs: dict[str, object], text: str):
-    """The rest is in test_bad_inputs.py."""
-    with pytest.raises(InputError, match=text):
-        quiet(l_map(), **({"steps": 2} | knobs))
-
-
 def test_data_may_come_in_three_forms_and_takes_the_dtype_of_the_parameters():
     x, y = data()
     start = {"w": torch.ones(1, dtype=torch.float32)}

@@ -121,6 +121,16 @@ def direction(params: Params, seed: int = 0) -> Params:
     return {n: scale * torch.randn(p.shape, generator=generator) for n, p in params.items()}
 
 
+def interrupt(at: int) -> Callable[[int, object], None]:
+    """A callback of training: a kill after so many steps."""
+
+    def call(step: int, params: object) -> None:
+        if step == at:
+            raise KeyboardInterrupt
+
+    return call
+
+
 def symmetric(*shape: int, seed: int = 0, definite: bool = False) -> Tensor:
     """A random symmetric matrix, positive definite or (usually) indefinite."""
     a = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -140,6 +150,23 @@ def metric(name: str, S: int, K: int) -> tuple[Tensor, Tensor]:
     """One of ``METRICS``, and written out as [S, K, S, K]."""
     g = METRICS[name](S, K)
     return g, g.reshape(S, K, S, K) if name == "general" else oracles.full_metric(g, S, K)
+
+
+def check_softmax_fisher(value: Tensor, case: Case, slow: Callable, detach: bool) -> None:
+    """Value and gradient with g = diag(p) − ppᵀ of the outputs, held fixed in what is detached."""
+    S, K = case.f(case.params, case.x).shape
+
+    def fisher(params: Params) -> Tensor:
+        g = oracles.softmax_fisher_slow(case.f(params, case.x)).detach()
+        return oracles.full_metric(g, S, K)
+
+    held = fisher(case.params)
+    at = lambda p: slow(p, held if detach else fisher(p))  # noqa: E731
+    torch.testing.assert_close(value.detach(), at(case.params), rtol=1e-9, atol=0)
+    grads = torch.autograd.grad(value, case.params.values(), materialize_grads=True)
+    found = torch.cat([g.reshape(-1) for g in grads])
+    expected = oracles.gradient_slow(at, case.params)
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-8)
 
 
 def slopes(

@@ -18,20 +18,33 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap import models
+from fsmap.assess.shift import corrupt
 from fsmap.cli import main
 from fsmap.data import uci
 from fsmap.errors import FsmapError
+from fsmap.functional import check_points
 from fsmap.integrations.sklearn import LMAPClassifier, LMAPRegressor
 
 CALLS = {
     "functional({})": """
-        Net | Module; torch.tanh | Module; nn.Tanh() | trainable;
-        net, forward=3
+        Net | Module; torch.tanh | Module; nn.Tanh() | trainable; net, forward=3;
+        nn.Linear(2, 2).requires_grad_(False) | requires_grad; nn.LazyLinear(2) | weight
     """,
     "log_det(f, p, x, jitter=1.0, {})": """
         method="lu"; method=None; method="slq", probes=0; metric=torch.ones(3);
         metric=-torch.eye(3); metric=metric.Output(torch.ones(2, 3)) | Output;
-        metric=metric.Output(-torch.eye(1))
+        metric=metric.Output(-torch.eye(1)); metric="fisher"
+    """,
+    "metric.{}.at(torch.zeros(4, 1), torch.ones(4, 3))": """
+        Weights(torch.ones(5)) | Weights; Weights(torch.ones(4, 2)) | Weights;
+        Weights(nan * torch.ones(4)) | Weights; Weights(torch.linspace(-1, 2, 4)) | negative;
+        Output() | exactly; Output(torch.eye(3), torch.eye(3)) | exactly;
+        Output(torch.linspace(-1, 2, 3).diag()) | negative; Output(torch.eye(2)) | Output;
+        Output(torch.ones(3, 3).triu()) | symmetric; Output(nan * torch.ones(3, 3)) | Output;
+        Output(factor=torch.eye(2)) | factor;
+        Output(factor=torch.ones(2, 3, 3)) | (4, 3, 3) here, got (2, 3, 3);
+        General(torch.linspace(-1, 2, 12).diag()) | negative; General(torch.eye(5)) | General;
+        General(torch.ones(12, 12).triu()) | symmetric
     """,
     "log_det(f, p, x, {})": """
         jitter=-1.0; jitter=nan; jitter=inf; jitter=None; jitter="small"; jitter=0.0
@@ -43,6 +56,13 @@ CALLS = {
         lambda p, x: 0 * x.sum(), p, x, jitter=1.0 | point;
         lambda p, x: None, p, x, jitter=1.0 | tensor
     """,
+    "check_points({})": """
+        torch.tensor([[1.0], [nan]]) | points; torch.full((8, 2), inf) | points;
+        {"a": torch.zeros(2), "b": torch.tensor([0.0, -inf])} | NaN or inf in 1 of 2;
+        torch.zeros(0, 2) | shapes; torch.zeros(3, 0) | evaluation; None | got NoneType;
+        torch.tensor(1.0) | dimension; (torch.zeros(2, 1), torch.zeros(3, 1)) | dimension;
+        [1.0, 2.0] | tensors; {} | got dict
+    """,
     "trace(f, p, x, {})": """
         method="sampled" | sampled; method=None | None; method="fd", beta=0.0;
         method="fd", beta=nan; method="jvp", probes=0; method="jvp", probes=1.5;
@@ -50,7 +70,8 @@ CALLS = {
     """,
     "LMAP(net, px, num_points=4, {})": """
         estimator="exakt"; beta=-1e-3; beta=0.0; probes=2.5; batchnorm="eval"; every=0; probes=0;
-        seed=0.5; outputs=0; estimater="jvp" | estimator
+        seed=0.5; outputs=0; estimater="jvp" | estimator;
+        outputs=2, metric=metric.SoftmaxFisher() | SoftmaxFisher
     """,
     "LMAP(net, px, num_points=4).attach({})": """
         scheduler | Optimizer; None | Optimizer; optimizer(Net()) | parameter
@@ -63,6 +84,21 @@ CALLS = {
     """,
     "LMAP(net, px, num_points=4, batchnorm={})(x, scale=torch.ones(6, 1))": """
         'frozen' | scale; 'batch' | scale
+    """,
+    "freeze(LMAP(net, px, num_points=4, batchnorm={}))(x)": """
+        'joint' | trainable; 'frozen' | trainable; 'batch' | trainable
+    """,
+    "freeze(LaplacianPenalty(net, px, num_points=4, batchnorm={}))()": """
+        'frozen' | trainable; 'batch' | trainable
+    """,
+    "freeze(InPlacePenalty(net, px, num_points=4, batchnorm={})).backward()": """
+        'frozen' | trainable; 'batch' | trainable
+    """,
+    "LMAP(net, torch.ones(9, 2).byte(), num_points=4, batchnorm={})(x)": """
+        'joint' | uint8; 'frozen' | Byte; 'batch' | Byte
+    """,
+    "LMAP(nn.Embedding(9, 3), x, num_points=4, batchnorm={})(torch.zeros(3, 2).long())": """
+        'joint' | float; 'frozen' | Embedding; 'batch' | Embedding
     """,
     "LMAP({})": """
         Net, px, num_points=4 | Module; torch.tanh, px, num_points=4 | Module;
@@ -99,17 +135,49 @@ CALLS = {
         Gaussian(nan), prior | std; noise, Normal(0.0) | std;
         noise, Normal(nan) | std; prior, noise | Normal
     """,
+    "Gaussian({}).check(x, x)": """
+        0.0 | std; -1.0 | std; nan | std; inf | std; torch.tensor([1.0, 0.0]) | std;
+        torch.ones(3) | output; torch.ones(1, 2) | number
+    """,
+    "Categorical().check({})": """
+        torch.zeros(3, 3), torch.tensor([-1, 1, 2]) | labels;
+        torch.zeros(3, 3), torch.tensor([0, 1, 3]) | labels; x, labels.bool() | labels;
+        x[:1], torch.tensor([[0.6, 0.6]]) | probability; x, labels.float() | probabilities;
+        x[:1], torch.tensor([[-0.5, 1.5]]) | probability; x[:1], torch.zeros(1, 2) | probability;
+        x[:0], labels[:0] | empty; x[:, 0], labels | Bernoulli; x[:, :1], labels | K >= 2;
+        x, labels[:, None] | integer; torch.zeros(6, 5, 2), labels | expected
+    """,
+    "Normal({}).check(p)": """
+        {"gain": 1.0} | std; 1.0, {"gain": torch.zeros(())} | mean;
+        -2.0 | first.weight; {**same, "first.bias": 0.0} | finite;
+        {**same, "first.weight": torch.ones(5)} | first.weight;
+        {**same, "first.weight": torch.ones(2, 3)} | first.weight;
+        {**same, "first.weight": torch.ones(1, 4, 2)} | first.weight;
+        {**same, "first.weight": torch.ones(5, 4, 2)} | first.weight;
+        1.0, {**p, "first.bias": torch.ones(2)} | shape;
+        1.0, {**p, "first.bias": torch.full((4,), nan)} | holds
+    """,
+    "Reparametrized(Normal(1.0), {}).check(p)": """
+        {"gain": torch.asinh} | inverse; torch.log | parameters;
+        lambda t: t * t.square().sum() | elementwise;
+        lambda t: t.mT if t.dim() == 2 else t | parameter
+    """,
+    "{}.check(dict())": """
+        Normal(1.0) | trainable; Reparametrized(Normal(1.0), torch.asinh) | trainable
+    """,
     "fit(objective, f, p, (x, y), steps=2, {})": """
         seed="a"; seed=None; batch_size=2.5; log_every=1.5; checkpoint_every=nan; batch_size=0;
         batch_size=7; clip=-1.0; validate_every=0; resume=True | checkpoint;
-        optimizer="adam"; log_every=0; schedul=cosine() | schedule; by="rmse", on=(x, y) | rmse
+        optimizer="adam"; log_every=0; on=(x, y) | needs both: on;
+        on=(x, y), by=lambda out, y: torch.ones(2) | shape [2];
+         schedul=cosine() | schedule; by="rmse", on=(x, y) | rmse
     """,
     "fit(objective, f, p, (x, y), {})": """
         steps=-1; steps=2.5; steps=True; steps="3"
     """,
     "fit(objective, {}, steps=2)": """
         f, p, (x, y[:3]) | 3; f, p, x | data; f, {}, (x, y) | param; f, p, (x * nan, y) | NaN;
-        net, p, (x, y) | functional
+        f, p, (x, y.tolist()) | got list; f, p, (x, y * nan) | y has NaN or inf; net, p, (x, y) | functional
     """,
     "doctor(net, x, {})": """
         jitter=-1.0; num_data=0
@@ -121,37 +189,70 @@ CALLS = {
         [3] | [3]; [3, 0, 1] | [3, 0, 1]; [2, 1], "tahn" | 'tanh'; [2, 1], init="he" | he
     """,
     "Grid({})": """
-        lr=1.0; [] | member; [{"lr": 1.0}, {"std": 1.0}] | lr
+        lr=1.0; [] | member; [{"lr": 1.0}, {"std": 1.0}] | lr; [{"a": 1.0}], b=[1.0] | axes;
+        a=[] | at least one value; a="relu" | list of values; a=[1.0, 1.0] | none twice;
+        a=["relu", "tanh"] | finite numbers only; a=[True] | holds True; a=[inf] | holds inf;
+        seed=[0.5] | 0.5 in member 0
+    """,
+    "adam({})": """
+        0.0 | lr; -1.0 | lr; inf | lr; nan | lr
     """,
     "px_.Normal({})": """
         std=-1.0, shape=2 | std; shape=-2; shape="2"
     """,
     "px_.Mixture({})": """
         [] | component; [px, px], [1.0] | weight; [px, px], [1.0, -1.0] | weight;
-        [px, "train"] | train
+        [px, "train"] | train; {px: 0.8} | components; [x, x], [0, 0] | weights;
+        [x, x], [1, nan] | component; [x, x], [[1, 1]] | component; [x, x], [1, 1, 1] | component
+    """,
+    "px_.as_px({})": """
+        None | distribution; 3.0 | distribution; "train" | distribution; Net | distribution;
+        net | distribution; torch.distributions.Normal(0.0, 1.0) | distribution;
+        [1.0, 2.0] | distribution; lambda n: torch.zeros(n, 2) | generator
+    """,
+    "px_.as_px({}).sample(40, generator)": """
+        lambda n, g: torch.zeros(n + 1, 2) | returned; lambda n, g: torch.zeros(()) | returned;
+        lambda n, g: {"a": torch.zeros(n), "b": torch.zeros(1)} | returned;
+        lambda n, g: None | returned; lambda n, g: np.zeros((n, 2)) | ndarray;
+        px_.Mixture([x, px_.Normal(shape=3)]) | together; px_.Mixture([x, {"a": x}]) | together
     """,
     "px_.{}": """
         Uniform(1.0, 0.0, shape=2) | low; Uniform(0.0, nan, shape=2) | finite;
         Normal(shape=2).sample(0, generator) | n; Normal(shape=2).sample(3, 0) | Generator;
         Empirical(x[:0]) | point; Empirical(None) | None; Empirical(x * nan) | NaN;
-        Lattice(0.0, 1.0, 0) | num; Lattice(1.0, 0.0, 3) | low
+        Lattice(0.0, 1.0, 0) | num; Lattice(1.0, 0.0, 3) | low; Uniform(1, 1) | below;
+        Uniform([0, 3], [1, 2]) | below; Uniform([0, 0], [1, 1, 1]) | shapes;
+        Normal(inf) | finite; Normal(0.0, [1.0, 0.0]) | finite;
+        Normal([0.0, 0.0], 1.0, shape=(3,)) | points; Lattice([0, 0], [1, 1], 1) | dimensions;
+        Lattice([0, 0], [1, 1], [3, 3, 3]) | dimensions; Lattice([0] * 8, [1] * 8, 40) | points
     """,
     "metrics.{}": """
         ece(x, labels, bins=0) | bins; ece(x, labels, bins=2.5) | bins;
         ood_auroc(x, x[:0]) | 0 values; rmse(x, y) | shape; rmse(x[:0], x[:0]) | 0 values
     """,
     "LMAPRegressor({}).fit(x.numpy(), y[:, 0].numpy())": """
-        steps=-1; device="tpu"; hidden=(-3,)
+        steps=-1; device="tpu"; hidden=(-3,); steps=0; ensemble=0; method="fs-map"; px="grid";
+        steps=1, reg_strength=-1; reg_strength=0.1, reg_nats=0.1 | give one of them;
+        steps=1, reg_strength="auto", reg_nats=-1 | finite number
+    """,
+    "corrupt(torch.zeros(2, 1, 4, 4), {})": """
+        "rain", 1 | unknown corruption 'rain'; "contrast", 6 | severity; "contrast", 1 | bytes
     """,
     "{}": """
+        noise.check(y, nan * y) | infinite; Bernoulli().check(y, nan * y) | infinite;
+        noise.check(y[:0], y[:0]) | empty; Bernoulli().check(y[:0], y[:0]) | empty;
+        noise.check(y.long(), y) | outputs; Bernoulli().check(y.long(), y) | outputs;
+        Bernoulli().check(torch.ones(2), torch.tensor([-1.0, 1.0])) | values; Grid() | axes;
+        cosine(warmup=-1) | warmup;
         trace(f, p, (x, x[:3]), method="exact") | dimension;
         trace(f, p, x.long().bool, method="exact") | tensor;
-        LMAP(net, torch.ones(9, 2).byte(), num_points=4)(x) | uint8;
         LMAP(net, torch.ones(9, 5), num_points=4)(x) | shape;
         LMAP(net, lambda n, g: torch.full((n, 2), nan), num_points=4)(x) | points;
-        freeze(LMAP(net, px, num_points=4))(x) | trainable;
+        InPlacePenalty(net, lambda n, g: x[:n] * nan, num_points=4).backward() | points;
+        InPlacePenalty(nn.Linear(2, 2).bfloat16(), px, num_points=4).backward() | computes;
         LaplacianPenalty(net, px, num_points=4).attach(scheduler) | Optimizer;
-        LogTrace()(None) | None; LogTrace()(torch.ones(3)) | shape; LogTrace()(3.0) | float;
+        LogTrace()(None) | None; LogTrace()(torch.ones(()), every=0) | every;
+        LogTrace()(torch.ones(3)) | shape; LogTrace()(3.0) | float;
         LogTrace()((x, x[0, 0])) | tuple; LMAP(net, (x, x), num_points=4)(x) | Labels;
         LMAP(net, px, num_points=4)({"x": x}) | a dict of;
         LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | LMAP;
@@ -306,8 +407,8 @@ def names() -> dict[str, Any]:
 
     own = {
         **{"f": f, "p": p, "x": x, "y": torch.randn(6, 1), "net": net, "Net": Net},
-        **{"nn": nn, "torch": torch, "uci": uci, "px_": fsmap.px},
-        "models": models,
+        **{"nn": nn, "np": np, "torch": torch, "uci": uci, "px_": fsmap.px, "models": models},
+        **{"corrupt": corrupt, "check_points": check_points, "same": dict.fromkeys(p, 1.0)},
         **{"LMAPClassifier": LMAPClassifier, "LMAPRegressor": LMAPRegressor},
         **{"noise": noise, "prior": prior, "nan": float("nan"), "inf": float("inf")},
         "labels": torch.tensor([0, 1, 0, 1, 0, 1]),

@@ -117,19 +117,6 @@ def test_tuples_custom_calls_and_objects_with_logits(seeded):
         f(params, a)
 
 
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (nn.ReLU, "trainable"),
-        (lambda: nn.Linear(2, 2).requires_grad_(False), "requires_grad"),
-        (lambda: nn.LazyLinear(2), "weight"),
-    ],
-)
-def test_modules_that_cannot_be_trained_are_refused(make, word, seeded):
-    with pytest.raises(UnsupportedModuleError, match=word):
-        fsmap.functional(make())
-
-
 def test_ravel_and_unravel_are_inverse():
     params = cases.case("wide").params
     vector = ravel(params)

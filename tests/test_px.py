@@ -85,24 +85,6 @@ def test_mixture_of_dicts():
     assert 0 < x["b"].sum() < 10
 
 
-@pytest.mark.parametrize(
-    "obj",
-    [
-        None,
-        3.0,
-        "train",
-        px.Uniform,
-        torch.nn.Linear(2, 2, device="meta"),
-        torch.distributions.Normal(0.0, 1.0),
-        [1.0, 2.0],
-    ],
-    ids=lambda obj: type(obj).__name__,
-)
-def test_what_is_no_distribution_is_refused(obj):
-    with pytest.raises(InputError, match="distribution"):
-        px.as_px(obj)
-
-
 @pytest.mark.parametrize("make", [px.Uniform, px.Normal])
 @pytest.mark.parametrize(
     ("a", "b", "shape", "expected"),
@@ -303,49 +285,6 @@ def test_draws(distribution):
             distribution.sample(n, source())
     with pytest.raises(InputError, match="Generator"):
         distribution.sample(3, None)
-
-
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: px.Uniform(1, 1), "below"),
-        (lambda: px.Uniform([0, 3], [1, 2]), "below"),
-        (lambda: px.Normal(math.inf), "finite"),
-        (lambda: px.Normal(0.0, [1.0, 0.0]), "finite"),
-        (lambda: px.Uniform([0, 0], [1, 1, 1]), "shapes"),
-        (lambda: px.Normal([0.0, 0.0], 1.0, shape=(3,)), "points"),
-        (lambda: px.Lattice([0, 0], [1, 1], 1), "dimensions"),
-        (lambda: px.Lattice([0, 0], [1, 1], [3, 3, 3]), "dimensions"),
-        (lambda: px.Lattice([0] * 8, [1] * 8, 40), "points"),
-        (lambda: px.Mixture({px.Uniform(0, 1): 0.8}), "components"),
-        (lambda: px.as_px(lambda n: torch.zeros(n, 2)), "generator"),
-        (lambda: px.Mixture([POINTS, POINTS], [0, 0]), "weights"),
-        *[
-            (lambda w=w: px.Mixture([POINTS, POINTS], w), "component")
-            for w in ([1, math.nan], [[1, 1]], [1, 1, 1])
-        ],
-    ],
-)
-def test_what_cannot_be_drawn_from_is_refused(make, word):
-    with pytest.raises(InputError, match=word):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("given", "word"),
-    [
-        (lambda n, g: torch.zeros(n + 1, 2), "returned"),
-        (lambda n, g: torch.zeros(()), "returned"),
-        (lambda n, g: {"a": torch.zeros(n), "b": torch.zeros(1)}, "returned"),
-        (lambda n, g: None, "returned"),
-        (lambda n, g: np.zeros((n, 2)), "ndarray"),
-        (px.Mixture([POINTS, px.Normal(shape=3)]), "together"),
-        (px.Mixture([POINTS, {"a": POINTS}]), "together"),
-    ],
-)
-def test_draws_that_do_not_fit_are_refused(given, word):
-    with pytest.raises(InputError, match=word):
-        px.as_px(given).sample(40, source())
 
 
 @pytest.mark.parametrize("make", [px.Uniform, px.Normal])

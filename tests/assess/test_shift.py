@@ -15,7 +15,6 @@ from fsmap.assess.shift import (
     measure,
 )
 from fsmap.data.images import generate
-from fsmap.errors import InputError
 
 
 def images(channels: int = 3, side: int = 32, n: int = 24) -> torch.Tensor:
@@ -73,19 +72,6 @@ def test_compression_without_loss_is_the_identity():
     x = images().double() / 255
     again = block_quantization(x, 1e-9, torch.Generator())
     torch.testing.assert_close(again, x, atol=1e-7, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "severity", "dtype", "message"),
-    [
-        ("rain", 1, torch.uint8, "unknown corruption 'rain'; known: gaussian-noise"),
-        ("contrast", 6, torch.uint8, "severity must be 1, 2, 3, 4 or 5, got 6"),
-        ("contrast", 1, torch.float32, r"must be bytes \[N, C, H, W\], got torch.float32"),
-    ],
-)
-def test_refusals(name: str, severity: int, dtype: torch.dtype, message: str):
-    with pytest.raises(InputError, match=message):
-        corrupt(torch.zeros(2, 1, 4, 4, dtype=dtype), name, severity)
 
 
 def drawn() -> Predictions:

@@ -226,17 +226,12 @@ def test_the_module_is_left_unchanged(seeded):
 
 
 def test_a_module_that_does_not_run_in_float64():
-    class Single(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = net(nn.ReLU).float()
+    def forward(m, x):
+        if m[0].weight.dtype != torch.float32:
+            raise RuntimeError("expected scalar type Float but found Double")
+        return m(x.float())
 
-        def forward(self, x):
-            if self.body[0].weight.dtype != torch.float32:
-                raise RuntimeError("expected scalar type Float but found Double")
-            return self.body(x.float())
-
-    d = fsmap.doctor(Single(), points(60, 2).float())
+    d = fsmap.doctor(net(nn.ReLU).float(), points(60, 2).float(), forward=forward)
     assert d.precision == "float32"
     assert any("float64" in note for note in d.notes)
     assert "scale" in {f.kind for f in d.symmetries}

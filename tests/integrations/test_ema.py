@@ -80,9 +80,6 @@ def test_a_deepcopy_stands_alone():
     optimizer = torch.optim.SGD(lm.parameters(), lr=0.1)
     lm.attach(optimizer)
     twin = copy.deepcopy(lm)
-    assert twin.regularizer.options.px is lm.regularizer.options.px or repr(
-        twin.regularizer.options.px
-    ) == repr(PX)
     with torch.no_grad():
         for p in twin.parameters():
             p.mul_(1.5)

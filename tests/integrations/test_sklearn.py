@@ -135,24 +135,6 @@ def test_few_rows(prices, kinds, rows):
     assert np.isfinite(LMAPClassifier(hidden=4, steps=5).fit(X[:rows], y).predict_proba(X)).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({**FAST, "method": "fs-map"}, "method must be .* got 'fs-map'"),
-        ({**FAST, "steps": 0}, "steps must be an integer of at least 1, got 0"),
-        ({**FAST, "reg_strength": 0.1, "reg_nats": 0.1}, "give one of them"),
-        ({**FAST, "reg_strength": "auto", "reg_nats": -1}, "finite number"),
-        ({**FAST, "hidden": "big"}, "1 to 100,000 units each, got 'big'"),
-        ({**FAST, "ensemble": 0}, "ensemble must be an integer of at least 1, got 0"),
-        ({**FAST, "reg_strength": -1}, "finite number >= 0"),
-        ({"px": "grid", **FAST}, "px must be 'normal', 'train' or a distribution"),
-    ],
-)
-def test_refusals(prices, options, message):
-    with pytest.raises(InputError, match=message):
-        LMAPRegressor(**options).fit(*prices)
-
-
 def test_one_class_and_no_fit(prices, kinds):
     with pytest.raises(InputError, match="only one class, 'same'"):
         LMAPClassifier(**FAST).fit(kinds[0], ["same"] * 150)

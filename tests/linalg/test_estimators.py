@@ -194,17 +194,8 @@ def test_metrics_against_the_double_sum(metric, method, name):
 def test_softmax_fisher_and_its_gradient(method, detach):
     case = cases.case("wide")
     value = trace(case, method, complete(case, method), metric=m.SoftmaxFisher(detach)).value
-    held = oracles.softmax_fisher_slow(case.f(case.params, case.x)).detach()
-
-    def slow(p):
-        g = held if detach else oracles.softmax_fisher_slow(case.f(p, case.x))
-        return oracles.trace_slow(case.f, p, case.x, oracles.full_metric(g.detach(), 5, 3))
-
-    torch.testing.assert_close(value.detach(), slow(case.params), rtol=1e-9, atol=0)
-    grads = torch.autograd.grad(value, case.params.values(), materialize_grads=True)
-    found = torch.cat([g.reshape(-1) for g in grads])
-    expected = oracles.gradient_slow(slow, case.params)
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-8)
+    slow = lambda p, g: oracles.trace_slow(case.f, p, case.x, g)  # noqa: E731
+    cases.check_softmax_fisher(value, case, slow, detach)
 
 
 class Thinned(nn.Module):
@@ -240,14 +231,18 @@ def test_dropout_has_the_same_mask_in_all_passes(layer, seeded):
 @pytest.fixture
 def gelu(seeded):
     """A GELU network in single precision."""
-    net = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
+    net = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64))
+    net.extend([nn.GELU(), nn.Linear(64, 4)])
     f, params = fsmap.functional(net.float())
     return cases.Case(f, params, torch.randn(32, 8, dtype=torch.float32), net)
 
 
-def test_jvp_in_bf16_is_within_two_percent(gelu):
-    psi = probes.normal(gelu.params, 4, torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_jvp_in_bf16_is_within_two_percent(gelu, device):
+    params = dict(gelu.module.to(device).named_parameters())
+    gelu = gelu._replace(params=params, x=gelu.x.to(device))
+    psi = probes.normal(params, 4, torch.Generator(device).manual_seed(0))
+    with torch.autocast(device, dtype=torch.bfloat16):
         half = trace(gelu, "jvp", psi).value
     assert half.dtype == torch.float32
     params = dict(gelu.module.double().named_parameters())
@@ -323,26 +318,20 @@ def test_your_own_in_trace_and_fit(seeded, generator):
     assert not torch.allclose(fitted[0], fitted[2])
 
 
-class Attention(nn.Module):
-    """Sequences through torch's attention, by function or by layer."""
-
-    def __init__(self, layer: bool) -> None:
-        super().__init__()
-        self.layer = nn.MultiheadAttention(4, 2, batch_first=True) if layer else None
-        self.value = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        v = self.value(x)
-        if self.layer is not None:
-            return self.layer(v, v, v, need_weights=False)[0]
-        return F.scaled_dot_product_attention(v, v, v)
+ATTENTION = {
+    "function": lambda m, x: F.scaled_dot_product_attention(*[m[0](x)] * 3),
+    "layer": lambda m, x: m[1](*[m[0](x)] * 3, need_weights=False)[0],
+}
 
 
-@pytest.mark.parametrize("layer", [False, True])
-def test_attention_that_does_not_fit(layer, seeded, monkeypatch):
-    net, x = Attention(layer), torch.randn(5, 3, 4)
-    f, params = fsmap.functional(net)
-    expected = fsmap.LMAP(net, x[:S], num_points=S)(x)[1].item()
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_attention_that_does_not_fit(kind, seeded, monkeypatch):
+    net, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(5, 3, 4)
+    if kind == "layer":
+        net.append(nn.MultiheadAttention(4, 2, batch_first=True))
+    options = {"forward": ATTENTION[kind]}
+    f, params = fsmap.functional(net, **options)
+    expected = fsmap.LMAP(net, x[:S], num_points=S, **options)(x)[1].item()
     needed = []
 
     def refuse(size: int, _: torch.device) -> bool:
@@ -357,9 +346,9 @@ def test_attention_that_does_not_fit(layer, seeded, monkeypatch):
         monkeypatch.setattr(second_order, name, never)
     with pytest.raises(ForwardModeError, match="attention"):
         fsmap.trace(f, params, x, method="jvp")
-    heads = 2 if layer else 1
+    heads = 2 if kind == "layer" else 1
     assert needed[0] >= 2 * 4 * 5 * heads * 3 * 3  # scores and their tangents
-    lm = fsmap.LMAP(net, x[:S], num_points=S)
+    lm = fsmap.LMAP(net, x[:S], num_points=S, **options)
     with pytest.warns(FallbackWarning, match="fd_central"):
         value = lm(x)[1].item()
     assert value == pytest.approx(expected, rel=1e-4)

@@ -75,47 +75,29 @@ def test_points_that_do_not_fit_are_named(product, seeded):
         product(case.f, case.params, {"values": case.x["values"]})
 
 
-class Checkpointed(nn.Module):
-    """Its backward pass would run at other parameters."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
-
-    def forward(self, x):
-        hidden = checkpoint(self.body, x, use_reentrant=False, preserve_rng_state=False)
-        return self.head(hidden.tanh())
-
-
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
 def test_checkpointing_is_refused(product, seeded):
-    f, params = fsmap.functional(Checkpointed())
+    """Its backward pass would run at other parameters."""
+    options = {"use_reentrant": False, "preserve_rng_state": False}
+    forward = lambda m, x: m[1](checkpoint(m[0], x, **options).tanh())  # noqa: E731
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    f, params = fsmap.functional(net, forward=forward)
     with pytest.raises(UnsupportedModuleError, match="checkpointing"):
         product(f, params, torch.ones(2, 2))
 
 
-class Recurrent(nn.Module):
-    """The LSTM kernel of float32 has no forward-mode derivative."""
-
-    def __init__(self):
-        super().__init__()
-        self.memory = nn.LSTM(2, 3, batch_first=True)
-        self.head = nn.Linear(3, 1)
-
-    def forward(self, x):
-        return self.head(self.memory(x)[0][:, -1])
-
-
 def test_a_module_without_forward_mode_is_named(seeded):
+    """The LSTM kernel of float32 has no forward-mode derivative."""
     x = torch.randn(4, 5, 2, dtype=torch.float32)
-    f, params = fsmap.functional(Recurrent().float())
-    with pytest.raises(UnsupportedModuleError, match=r"'memory' \(LSTM\).*fd_central"):
+    net = nn.Sequential(nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 1)).float()
+    f, params = fsmap.functional(net, forward=lambda m, x: m[1](m[0](x)[0][:, -1]))
+    with pytest.raises(UnsupportedModuleError, match=r"'0' \(LSTM\).*fd_central"):
         jvp(f, params, x, {n: p.detach() for n, p in params.items()})
     jac = oracles.jacobian_slow(f, params, x)
     _, transpose, _ = vjp(f, params, x)  # reverse mode is there
     torch.testing.assert_close(ravel(transpose(torch.ones(4, 1))), jac.sum((0, 1)))
     torch.testing.assert_close(jacobian(f, params, x), jac)
-    f, params = fsmap.functional(nn.LSTM(2, 3, batch_first=True).float())
+    f, params = fsmap.functional(net[0])
     with pytest.raises(UnsupportedModuleError, match="returned"):  # a tuple: this comes first
         jvp(f, params, x, {n: p.detach() for n, p in params.items()})
 
@@ -326,12 +308,7 @@ def test_a_callable_without_weak_references():
 
 def test_random_functions_inside_a_model_are_differentiated_as_a_batch(seeded):
     """F.dropout has no attribute that tells; the passes of the batch all have one mask."""
-
-    class Noisy(nn.Linear):
-        def forward(self, x):
-            return F.dropout(super().forward(x), 0.5)
-
-    f, params = fsmap.functional(Noisy(2, 2))
+    f, params = fsmap.functional(nn.Linear(2, 2), forward=lambda m, x: F.dropout(m(x), 0.5))
     rows = linearize(f, params, torch.randn(6, 2)).rows()
     kept = rows[:, :, -2:].sum(-1)  # the bias: 2 where kept, 0 where dropped
     assert set(kept.flatten().tolist()) == {0.0, 2.0}

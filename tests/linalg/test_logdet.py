@@ -241,28 +241,16 @@ def test_value_and_gradient_in_metrics(metric, method, name):
 def test_softmax_fisher_depends_on_the_parameters(method, detach):
     case = cases.case("wide")
     value = log_det(case, jitter=1e-2, method=method, metric=m.SoftmaxFisher(detach))
-    held = oracles.softmax_fisher_slow(case.f(case.params, case.x)).detach()
-
-    def slow(p):
-        g = held if detach else oracles.softmax_fisher_slow(case.f(p, case.x)).detach()
-        return oracles.logdet_slow(case.f, p, case.x, 1e-2, oracles.full_metric(g, 5, 3))
-
-    torch.testing.assert_close(value.detach(), slow(case.params), rtol=1e-9, atol=0)
-    grads = torch.autograd.grad(value, case.params.values(), materialize_grads=True)
-    found = torch.cat([g.reshape(-1) for g in grads])
-    expected = oracles.gradient_slow(slow, case.params)
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+    slow = lambda p, g: oracles.logdet_slow(case.f, p, case.x, 1e-2, g)  # noqa: E731
+    cases.check_softmax_fisher(value, case, slow, detach)
 
 
 @pytest.mark.parametrize("method", logdet.METHODS)
 def test_bad_points_and_parameters(method):
     case = cases.case("wide")
     for bad, word in [
-        (torch.tensor([[0.0, torch.inf]]), "NaN"),
-        (torch.zeros(0, 2), "empty"),
         (torch.zeros(5, 3), r"'0' \(Linear\)"),
         (torch.zeros(5, 2, dtype=torch.float32), "dtype"),
-        ([0.0], "tensor"),
     ]:
         with pytest.raises(InputError, match=word):
             log_det(case._replace(x=bad), jitter=0.1, method=method)

@@ -9,7 +9,7 @@ import torch
 from torch.func import grad, vmap
 
 from fsmap.errors import InputError
-from fsmap.functional import check_points, concat_points, holds, move_points, number, take_points
+from fsmap.functional import concat_points, holds, move_points, number, take_points
 
 memory = sys.modules["fsmap.functional"]  # fsmap.functional is the function
 
@@ -31,26 +31,6 @@ def test_to_leaves_integers_alone():
     moved = move_points(PAIR, device=torch.device("cpu"), dtype=torch.float32)
     assert moved["a"].dtype == torch.float32
     assert moved["b"].dtype == torch.int64
-
-
-@pytest.mark.parametrize(
-    ("x", "words"),
-    [
-        (torch.tensor([[1.0], [torch.nan]]), "points"),
-        (torch.full((8, 2), torch.inf), "points"),
-        ({"a": torch.zeros(2), "b": torch.tensor([0.0, -torch.inf])}, "NaN or inf in 1 of 2"),
-        (torch.zeros(0, 2), "shapes"),
-        (torch.zeros(3, 0), "evaluation"),
-        (torch.tensor(1.0), "dimension"),
-        ((torch.zeros(2, 1), torch.zeros(3, 1)), "dimension"),
-        ([1.0, 2.0], "tensors"),
-        (None, "got NoneType"),
-        ({}, "got dict"),
-    ],
-)
-def test_bad_points_are_named(x, words):
-    with pytest.raises(InputError, match=words):
-        check_points(x)
 
 
 CPU = torch.device("cpu")

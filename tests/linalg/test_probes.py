@@ -24,6 +24,9 @@ def test_psi_depends_on_seed_step_and_model_alone():
         assert not torch.equal(psi["b"], other.psi(PARAMS, 3)["b"])
     twins = Stream(1, 2).psi({"b": PARAMS["b"], "c": PARAMS["b"]}, 3)
     assert not torch.equal(twins["b"], twins["c"])
+    one, same, other = (Stream(1, 2).psi_of(n, PARAMS["b"]) for n in ("b", "_orig_mod.b", "c"))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
 
 
 def test_points_depend_on_the_rank():
@@ -62,12 +65,6 @@ def test_rademacher_probes_are_signs(generator):
     assert signs.shape == (5, 7)
     assert signs.dtype == torch.float32
     assert set(signs.flatten().tolist()) == {-1.0, 1.0}
-
-
-def test_psi_of_one_parameter_depends_on_its_name():
-    stream, like = Stream(1, 2), PARAMS["b"]
-    assert torch.equal(stream.psi_of("b", like), stream.psi_of("_orig_mod.b", like))
-    assert not torch.equal(stream.psi_of("b", like), stream.psi_of("c", like))
 
 
 def test_probes_of_the_wrong_shape_are_named():

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 import fsmap
 from fsmap.errors import FallbackWarning
-from fsmap.functional import concat_points
+from fsmap.functional import concat_points, unravel
 from oracles import laplacian_slow
 
 B, S = 6, 4
@@ -131,9 +131,7 @@ def definition(lm: fsmap.LMAP, x: Any) -> Found:
     net = copy.deepcopy(lm.module).double()
     x, evaluation = floats(x, torch.float64), floats(drawn.points, torch.float64)
     f, params = fsmap.functional(net)
-    sizes = [p.numel() for p in params.values()]
-    pieces = drawn.probes[0].double().split(sizes)
-    psi = {n: t.view(p.shape) for t, (n, p) in zip(pieces, params.items(), strict=True)}
+    psi = unravel(drawn.probes[0].double(), params)
     with sdpa_kernel(SDPBackend.MATH):
         if lm.batchnorm == "joint":
             both = concat_points(x, evaluation)

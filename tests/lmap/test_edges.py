@@ -15,16 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import fsmap
-from fsmap.errors import FsmapError, InputError, UnsupportedModuleError
+from fsmap.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("seeded")
 MODES = ("joint", "frozen", "batch")
-WAYS = (fsmap.LMAP, fsmap.LaplacianPenalty, fsmap.InPlacePenalty)
 
 
-def wrap(way: Any, module: Any, px: Any = None, **options: Any) -> Any:
+def wrap(module: Any, px: Any = None, **options: Any) -> Any:
     px = fsmap.px.Normal(shape=(2,)) if px is None else px
-    return way(module, px, num_points=5, **options)
+    return fsmap.LMAP(module, px, num_points=5, **options)
 
 
 @dataclass
@@ -50,59 +49,27 @@ class Net(nn.Module):
         return Result(out, (hidden,), out.mean().detach(), len(x), cache) if self.wraps else out
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("mode", MODES)
-def test_all_parameters_frozen_later(way: Any, mode: str) -> None:
-    lmap = way is fsmap.LMAP
-    if not lmap and mode == "joint":
-        return
-    module = Net()
-    term = wrap(way, module, batchnorm=mode)
-    module.requires_grad_(False)
-    with pytest.raises(UnsupportedModuleError, match="trainable"):
-        term(torch.zeros(3, 2)) if lmap else getattr(term, "backward", term)()
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [torch.uint8, torch.float32])
-def test_points_of_another_kind_are_refused(mode: str, kind: torch.dtype) -> None:
-    whole = kind.is_floating_point
-    net = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(6, 2)) if whole else Net()
-    x = torch.zeros(3, 2, dtype=torch.int64 if whole else torch.get_default_dtype())
-    lm = wrap(fsmap.LMAP, net, torch.ones(9, 2, dtype=kind), batchnorm=mode)
-    with pytest.raises(FsmapError):
-        lm(x)
-
-
 def test_points_that_become_nan_are_named() -> None:
     points = torch.randn(8, 2)
-    lm = wrap(fsmap.LMAP, Net(), lambda n, g: points[:n].clone())
+    lm = wrap(Net(), lambda n, g: points[:n].clone())
     lm(torch.zeros(4, 2))
     points[1, 0] = torch.nan
     with pytest.raises(InputError, match="NaN"):
         lm(torch.zeros(4, 2))
 
 
-def test_r_is_there_when_the_model_trains() -> None:
-    module = Net()
-    lm = wrap(fsmap.LMAP, module).eval()
-    assert lm(torch.zeros(3, 2))[1] is None
-    module.train()
-    assert lm(torch.zeros(3, 2))[1] is not None
-
-
 def test_numbers_of_numpy_are_numbers() -> None:
-    lm = wrap(fsmap.LMAP, Net(), beta=np.float32(0.01), every=np.int64(1))
+    lm = wrap(Net(), beta=np.float32(0.01), every=np.int64(1))
     assert lm(torch.zeros(3, 2), reg_strength=np.float32(0.1))[1] > 0
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_keyword_arguments_reach_the_model(mode: str) -> None:
     module, x = Net(), torch.randn(4, 2)
-    lm = wrap(fsmap.LMAP, module, batchnorm=mode)
+    lm = wrap(module, batchnorm=mode)
     out, R = lm(x, scale=3.0)
     lm.step = 0
-    scaled = wrap(fsmap.LMAP, module, forward=lambda m, x: m(x, scale=3.0), batchnorm=mode)
+    scaled = wrap(module, forward=lambda m, x: m(x, scale=3.0), batchnorm=mode)
     torch.testing.assert_close(out, module(x, scale=3.0))
     torch.testing.assert_close(R, scaled(x)[1])
     for size in (3, 1):  # as many points as outputs, and one: an entry for each output
@@ -111,14 +78,14 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
         lm(x, scale=torch.zeros(4, 1))
     assert lm.eval()(x, scale=torch.zeros(4, 1))[0].eq(0).all()
     torch.testing.assert_close(lm(x)[0], module(x))
-    lm = wrap(fsmap.LMAP, module, {"x": torch.randn(9, 2)}, batchnorm=mode)
+    lm = wrap(module, {"x": torch.randn(9, 2)}, batchnorm=mode)
     torch.testing.assert_close(lm(UserDict(x=x))[0], module(x))  # as of a tokenizer
 
 
 def test_a_loss_over_both_kinds_of_points_is_refused() -> None:
     forward = lambda net, x: SimpleNamespace(logits=net(x), loss=net(x).mean())  # noqa: E731
     module, x = Net(), torch.randn(4, 2)
-    frozen, joint = (wrap(fsmap.LMAP, module, forward=forward, batchnorm=m) for m in MODES[1::-1])
+    frozen, joint = (wrap(module, forward=forward, batchnorm=m) for m in MODES[1::-1])
     torch.testing.assert_close(frozen(x)[0].loss, module(x).mean())
     for strength in (0, 1):
         with pytest.raises(InputError, match="compute the loss from"):
@@ -131,8 +98,8 @@ def test_output_objects_are_kept(mode: str, estimator: str) -> None:
     module, x = Net(wraps=True), torch.randn(4, 2)
     plain = copy.deepcopy(module)
     plain.wraps = False
-    lm = wrap(fsmap.LMAP, module, batchnorm=mode, estimator=estimator, every=2)
-    twin = wrap(fsmap.LMAP, plain, batchnorm=mode, estimator=estimator, every=2)
+    lm = wrap(module, batchnorm=mode, estimator=estimator, every=2)
+    twin = wrap(plain, batchnorm=mode, estimator=estimator, every=2)
     for _ in range(2):  # with R and without
         (out, R), (logits, S) = lm(x), twin(x)
         assert isinstance(out, Result)

@@ -10,7 +10,6 @@ from tests.oracles import jacobian_slow, mean_and_sem
 from torch import Tensor, nn
 
 import fsmap
-from fsmap.errors import InputError
 from fsmap.lmap.options import Outputs
 from fsmap.px import Stream
 
@@ -160,9 +159,3 @@ def test_masked_positions_weigh_nothing() -> None:
         lambda: fsmap.LMAP(module, px, outputs=2, **common)(px(0, None))[1],  # joint: x twice
     ):
         assert term().item() == pytest.approx(wanted.item())
-
-
-def test_bad_input_is_named() -> None:
-    module = mlp()
-    with pytest.raises(InputError, match="SoftmaxFisher"):
-        fsmap.LMAP(module, PX, num_points=S, outputs=2, metric=fsmap.metric.SoftmaxFisher())

@@ -84,13 +84,6 @@ def test_joint_r_is_what_lmap_returns(model):
 
 
 def test_a_model_that_cannot_move_has_no_strength(seeded):
-    class Constant(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, x):
-            return 0 * self.scale * x[:, :1]
-
+    options = {"num_points": 8, "forward": lambda m, x: 0 * m(x)}
     with pytest.raises(InputError, match="R is 0 at this p_X, so no λ can be suggested"):
-        fsmap.suggest_strength(fsmap.LaplacianPenalty(Constant(), PX, num_points=8), loss=1.0)
+        fsmap.suggest_strength(fsmap.LaplacianPenalty(nn.Linear(3, 1), PX, **options), loss=1.0)

@@ -6,21 +6,15 @@ Those for several processes run under torchrun in test_matrix.py.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("seeded", "float32")  # as users have it
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture(autouse=True)
-def as_users_have_it(seeded: None) -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
 
 
 def example(name: str) -> ModuleType:

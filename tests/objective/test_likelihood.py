@@ -126,8 +126,6 @@ def test_precision(case):
     assert_close(half, likelihood.value(out.bfloat16().float(), y))
 
 
-ONE, TWO, NAN = torch.ones(3), torch.ones(3, 2), torch.tensor([0.0, torch.nan, 1.0])
-REGRESSION = (Gaussian(1.0), Bernoulli())
 SHAPES = [
     ((7, 2), (7,)),
     ((7,), (6,)),
@@ -138,40 +136,9 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("likelihood", REGRESSION)
+@pytest.mark.parametrize("likelihood", [Gaussian(1.0), Bernoulli()])
 @pytest.mark.parametrize(("out", "y"), SHAPES)
 def test_mismatched_shapes_are_refused(likelihood, out, y):
     for use in (likelihood.value, likelihood.check):
         with pytest.raises(InputError, match="match"):
             use(torch.zeros(out), torch.zeros(y))
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "out", "y", "word"),
-    [
-        *[(Gaussian(std), TWO, TWO, "std") for std in (0.0, -1.0, torch.nan, torch.inf)],
-        (Gaussian(torch.tensor([1.0, 0.0])), TWO, TWO, "std"),
-        (Gaussian(STD3), TWO, TWO, "output"),
-        (Gaussian(torch.ones(1, 2)), TWO, TWO, "number"),
-        *[(likelihood, ONE, NAN, "infinite") for likelihood in REGRESSION],
-        *[(likelihood, ONE[:0], ONE[:0], "empty") for likelihood in REGRESSION],
-        *[(likelihood, ONE.long(), ONE, "outputs") for likelihood in REGRESSION],
-        (Bernoulli(), ONE[:2], torch.tensor([-1.0, 1.0]), "values"),
-        (Categorical(), draw(3, 3), torch.tensor([-1, 1, 2]), "labels"),
-        (Categorical(), draw(3, 3), torch.tensor([0, 1, 3]), "labels"),
-        *[
-            (Categorical(), draw(1, 2), torch.tensor([p]), "probability")
-            for p in ([0.6, 0.6], [-0.5, 1.5], [0.0, 0.0])
-        ],
-        (Categorical(), TWO[:0], ONE[:0].long(), "empty"),
-        (Categorical(), ONE, ONE.long(), "Bernoulli"),
-        (Categorical(), ONE[:, None], ONE.long(), "K >= 2"),
-        (Categorical(), TWO, ONE[:, None].long(), "integer"),
-        (Categorical(), TWO, ONE, "probabilities"),
-        (Categorical(), draw(3, 5, 2), ONE.long(), "expected"),
-        (Categorical(), TWO, ONE.bool(), "labels"),
-    ],
-)
-def test_check_refuses(likelihood, out, y, word):
-    with pytest.raises(InputError, match=word):
-        likelihood.check(out, y)

@@ -118,32 +118,6 @@ def test_precision():
     assert_close(Flat().value({"w": torch.ones(3, dtype=torch.float32)}), torch.zeros(()).float())
 
 
-@pytest.mark.parametrize(
-    ("term", "word"),
-    [
-        (Normal({"gain": 1.0}), "std"),
-        (Normal(1.0, {"gain": torch.zeros(())}), "mean"),
-        (Reparametrized(Normal(1.0), {"gain": torch.asinh}), "inverse"),
-        *[
-            (Normal({**SCALES, "weight": torch.ones(shape)}), "weight")
-            for shape in ((4,), (2, 3), (1, 3, 2), (5, 3, 2))
-        ],
-        (Normal(1.0, {**MEANS, "bias": torch.ones(2)}), "shape"),
-        *[(Normal(bad), "weight") for bad in (0.0, -2.0, math.nan)],
-        (Normal({**SCALES, "bias": 0.0}), "finite"),
-        (Normal(1.0, {**MEANS, "bias": torch.tensor([1.0, math.nan, 0.0])}), "holds"),
-        (Reparametrized(Normal(1.0), torch.log), "parameters"),
-        (Reparametrized(Normal(1.0), lambda t: t * t.square().sum()), "elementwise"),
-        (Reparametrized(Normal(1.0), lambda t: t.mT if t.dim() == 2 else t), "parameter"),
-    ],
-)
-def test_check_refuses(term, word):
-    with pytest.raises(InputError, match=word):
-        term.check(PARAMS)
-    with pytest.raises(InputError, match="trainable"):
-        term.check({})
-
-
 def test_check_finds_a_map_without_slope():
     steep = Reparametrized(Normal(1.0), lambda t: 0 * t.abs().sqrt())
     with pytest.raises(InputError, match="Jacobian"):

@@ -71,16 +71,8 @@ def test_replay_equals_the_eager_step(
 @pytest.mark.gpu
 def test_a_step_that_waits_is_found_out_before_the_capture(seeded: None):
     """And torch's own generator still works afterwards."""
-
-    class Waits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Linear(1, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.body(x) * torch.tensor([1.0]).to(x.device)  # copied from the host
-
-    f, _ = fsmap.functional(Waits().cuda())
+    waits = lambda m, x: m(x) * torch.tensor([1.0]).to(x.device)  # noqa: E731  from the host
+    f, _ = fsmap.functional(nn.Linear(1, 1).cuda(), forward=waits)
     x = torch.linspace(-1, 1, 8, device="cuda")[:, None]
 
     def build(prior_std: object) -> fsmap.Objective:

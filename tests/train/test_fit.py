@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import jacrev
 
 import fsmap
-from cases import case
+from cases import case, interrupt
 from fsmap import adam, cosine, fit, sgd
 from fsmap.errors import CheckpointError, DivergedError, InputError, UnsupportedModuleError
 from fsmap.px import Stream
@@ -261,21 +261,6 @@ def test_labels_out_of_range_are_found_before_training():
         fit(objective, it.f, it.params, (it.x, y), steps=1, batch_size=2)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "text"),
-    [
-        ({"on": data()}, r"needs both: on"),
-        ({"on": data(), "by": lambda out, y: torch.ones(2)}, r"one number.*shape \[2\]"),
-        ({"train": (torch.zeros(3, 1), [1, 2, 3])}, r"y must be a tensor .* got list"),
-        ({"train": (torch.zeros(2, 1), torch.tensor([0.0, torch.nan]))}, r"y has NaN or inf in 1"),
-    ],
-)
-def test_bad_input_is_refused(knobs: dict[str, object], text: str):
-    """The rest is in test_bad_inputs.py."""
-    with pytest.raises(InputError, match=text):
-        quiet(l_map(), **({"steps": 2} | knobs))
-
-
 def test_data_may_come_in_three_forms_and_takes_the_dtype_of_the_parameters():
     x, y = data()
     start = {"w": torch.ones(1, dtype=torch.float32)}
@@ -308,10 +293,6 @@ RUN = {"steps": 30, "optimizer": adam(0.02), "batch_size": 7, "clip": 5.0, "seed
 RUN["checkpoint_every"] = 4
 
 
-class Interrupted(Exception):
-    """Stands for a kill between two steps."""
-
-
 @pytest.mark.parametrize("at", [1, 4, 15])
 @pytest.mark.parametrize("moving", [adam(0.02), sgd(1e-3, momentum=0.9)], ids=["adam", "sgd"])
 def test_resume_is_bit_exact(tmp_path: Path, at: int, moving: object):
@@ -319,13 +300,9 @@ def test_resume_is_bit_exact(tmp_path: Path, at: int, moving: object):
     knobs = RUN | values | {"optimizer": moving, "schedule": cosine(warmup=5)}
     whole, history = quiet(l_map(), **knobs)
 
-    def interrupt(step: int, params: object) -> None:
-        if step == at:
-            raise Interrupted
-
     path = tmp_path / "run.ckpt"
-    with pytest.raises(Interrupted):
-        quiet(l_map(), **knobs, checkpoint=path, callback=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        quiet(l_map(), **knobs, checkpoint=path, callback=interrupt(at))
     assert path.exists() == (at > 4)
     again, resumed = quiet(l_map(), **knobs, checkpoint=path, resume=True)
     assert same(again.params, whole.params)

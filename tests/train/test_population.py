@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fsmap
-from cases import Shared, case
+from cases import Shared, case, interrupt
 from fsmap import Grid, adam, cosine, fit, fit_population, sgd
 from fsmap.errors import (
     CheckpointError,
@@ -152,19 +152,6 @@ def test_with_every_optimizer_and_kind_of_batch(splits: dict, moving: object, ba
 
 
 @pytest.mark.parametrize(
-    ("train", "text"),
-    [
-        (data(), r"'split' axis.*got Batch"),
-        ([data()], r"the splits \[1\], and data has only \[0\]"),
-        ([data(), (data().x[1:], data().y[1:])], r"same size, got \[24, 23\]"),
-    ],
-)
-def test_bad_sets_are_refused(train: object, text: str):
-    with pytest.raises(InputError, match=text):
-        fit_population(ps_map, Grid(prior_std=[1.0], split=[0, 1]), f, train, **RUN)
-
-
-@pytest.mark.parametrize(
     "name", ["cnn", "layernorm", "batchnorm_eval", "sequence_eval", "frozen", "dict_input"]
 )
 def test_on_other_architectures(name: str):
@@ -265,10 +252,6 @@ def test_all_diverging_is_an_error():
         fit_population(ps_map, Grid(prior_std=[1e-200, 1e-180]), f, data(), **RUN)
 
 
-class Interrupted(Exception):
-    """Stands for a kill between two steps."""
-
-
 @pytest.mark.parametrize("at", [3, 17])
 def test_resume_is_bit_exact_with_a_diverged_member(tmp_path: Path, at: int):
     build = BUILDS["l_map_jvp"][0]
@@ -277,15 +260,11 @@ def test_resume_is_bit_exact_with_a_diverged_member(tmp_path: Path, at: int):
     knobs = RUN | {"on": data(0.1), "by": fsmap.metrics.rmse}
     knobs |= {"validate_every": 4, "checkpoint_every": 6}
 
-    def interrupt(step: int, params: Params) -> None:
-        if step == at:
-            raise Interrupted
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DivergedWarning)
         whole, expected = fit_population(build, grid, f, data(), **knobs)
-        with pytest.raises(Interrupted):
-            fit_population(build, grid, f, data(), checkpoint=path, callback=interrupt, **knobs)
+        with pytest.raises(KeyboardInterrupt):
+            fit_population(build, grid, f, data(), checkpoint=path, callback=interrupt(at), **knobs)
         again, found = fit_population(build, grid, f, data(), checkpoint=path, resume=True, **knobs)
     torch.testing.assert_close(again.params, whole.params, rtol=0, atol=0)
     torch.testing.assert_close(again.best.params, whole.best.params, rtol=0, atol=0)
@@ -320,6 +299,7 @@ def test_validation_keeps_the_best_of_every_member():
 
 
 ONE, TWO = Grid(prior_std=[1.0]), Grid(prior_std=[1.0], seed=[1, 2])
+SETS = Grid(prior_std=[1.0], split=[0, 1])
 
 
 def decides(a: Tensor) -> fsmap.Objective:
@@ -340,15 +320,18 @@ def decides(a: Tensor) -> fsmap.Objective:
         (ps_map, ONE, {"f": line}, r"give init="),
         (ps_map, ONE, {"init": lambda seed: 3}, r"init must give a dict .* got int"),
         (ps_map, TWO, {"init": lambda seed: {"w": torch.ones(seed)}}, r"one architecture.*\(2,\)"),
+        (ps_map, SETS, {}, r"'split' axis.*got Batch"),
+        (ps_map, SETS, {"train": [data()]}, r"the splits \[1\], and data has only \[0\]"),
+        (ps_map, SETS, {"train": [data(), tuple(t[1:] for t in data())]}, r"size, got \[24, 23\]"),
         (decides, Grid(a=[0.5, 1.5]), {}, r"works for one member.*one population per decision"),
     ],
 )
 def test_what_cannot_work_is_refused(
     build: object, grid: Grid, knobs: dict[str, object], text: str
 ):
-    given = RUN | {"f": f} | knobs
+    given = RUN | {"f": f, "train": data()} | knobs
     with pytest.raises(InputError, match=text):
-        fit_population(build, grid, given.pop("f"), data(), **given)
+        fit_population(build, grid, given.pop("f"), given.pop("train"), **given)
 
 
 def test_members_one_by_one_may_decide_by_a_hyper_parameter():

@@ -125,22 +125,3 @@ def test_an_explicit_list_need_not_be_a_product():
     assert grid.groups("split") == {("x",): [0], ("y",): [1, 2]}
     assert grid.groups("seed") == {(0,): [0, 1, 2]}
     assert grid.groups() == {(): [0, 1, 2]}
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: Grid(), r"made of axes, .*or of a list of members"),
-        (lambda: Grid([{"a": 1.0}], b=[1.0]), r"made of axes"),
-        (lambda: Grid(a=[]), r"axis 'a' needs at least one value"),
-        (lambda: Grid(a="relu"), r"axis 'a' needs a list of values, got 'relu'"),
-        (lambda: Grid(a=[1.0, 1.0]), r"none twice, got"),
-        (lambda: Grid(a=["relu", "tanh"]), r"axis 'a' holds 'relu'.*finite numbers only"),
-        (lambda: Grid(a=[True]), r"axis 'a' holds True"),
-        (lambda: Grid(a=[float("inf")]), r"axis 'a' holds inf"),
-        (lambda: Grid(seed=[0.5]), r"seed must be an integer, got 0.5 in member 0"),
-    ],
-)
-def test_bad_grids_are_refused(make: object, text: str):
-    with pytest.raises(InputError, match=text):
-        make()

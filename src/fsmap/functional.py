@@ -6,6 +6,7 @@ Points are a tensor, or a dict or tuple of tensors that share their first dimens
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,11 +77,8 @@ class Functional:
         self._checked = False  # for reentrant checkpoints
         self.padding = padding_rows(module)
         self.output: Callable[[Iterable[Tensor]], Any] | None = None  # of the last eager pass
-        self.scripted = [
-            name or "the module itself"
-            for name, part in module.named_modules()
-            if isinstance(part, torch.jit.ScriptModule)
-        ]
+        named = module.named_modules()
+        self.scripted = [name for name, m in named if isinstance(m, torch.jit.ScriptModule)]
 
     def look_again(self) -> bool:
         """Find the parts of the module; returns whether they are other ones than before."""
@@ -302,9 +300,8 @@ def concat_points(a: Inputs, b: Inputs) -> Inputs:
     try:
         return tree_map(lambda s, t: torch.cat([s, t.to(s)]), a, b)
     except (RuntimeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
-        ) from error
+        message = f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
+        raise InputError(message) from error
 
 
 def shapes(x: Inputs) -> str:
@@ -622,6 +619,13 @@ def check_not_recomputed(out: Any) -> None:
 
 
 HALF = (torch.bfloat16, torch.float16)
+
+
+def clock(device: torch.device) -> float:
+    """Seconds; on CUDA after all queued work is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def capturing(device: torch.device) -> bool:

@@ -201,10 +201,9 @@ class Lattice(Empirical):
                 f"of the box, got {num} for corners of shape {list(lower.shape)}."
             )
         _check_size(math.prod(counts) * lower.numel() * lower.element_size())
-        axes = [
-            torch.linspace(a, b, k, dtype=lower.dtype, device=lower.device)
-            for a, b, k in zip(lower.tolist(), upper.tolist(), counts, strict=True)
-        ]
+        ends = zip(lower.tolist(), upper.tolist(), counts, strict=True)
+        kind: dict[str, Any] = {"dtype": lower.dtype, "device": lower.device}
+        axes = [torch.linspace(a, b, num, **kind) for a, b, num in ends]
         super().__init__(torch.cartesian_prod(*axes).reshape(-1, len(axes)))  # [prod(num), dim]
 
 
@@ -433,9 +432,8 @@ def _tensors(x: Any) -> Inputs:
     try:
         return torch.as_tensor(x).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"points must be tensors or arrays of numbers, got {type(x).__name__}: {error}"
-        ) from error
+        kind = type(x).__name__
+        raise InputError(f"points must be tensors or arrays, got {kind}: {error}") from error
 
 
 def _check_size(size: int) -> None:

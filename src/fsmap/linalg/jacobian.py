@@ -74,9 +74,10 @@ def check_replaceable(f: ModelFn, mode: str) -> None:
     if scripted:
         kind = ForwardModeError if mode == "forward" else UnsupportedModuleError
         raise kind(
-            f"{mode}-mode differentiation failed: {scripted[0]} is TorchScript, inside which "
-            "normalizations have wrong second derivatives (use the estimator 'fd_central', which "
-            "needs forward passes only, or the module it was scripted or traced from)"
+            f"{mode}-mode differentiation failed: {scripted[0] or 'the module itself'} is "
+            "TorchScript, inside which normalizations have wrong second derivatives (use the "
+            "estimator 'fd_central', which needs forward passes only, or the module it was "
+            "scripted or traced from)"
         )
 
 
@@ -296,11 +297,9 @@ class Factors(NamedTuple):
 
     def rows(self) -> Tensor:
         """J written out: [S, K, P]."""
-        columns = {
-            name: column
-            for block in self.blocks
-            for name, column in zip(block.names, block.columns(), strict=True)
-        }
+        columns: dict[str, Tensor] = {}
+        for block in self.blocks:
+            columns |= zip(block.names, block.columns(), strict=True)
         return torch.cat([columns[name] for name in self.names], dim=-1)
 
     def gram(self) -> Tensor:
@@ -440,10 +439,7 @@ def record(call: Callable[[], Tensor], params: Params) -> Calls:
         out = call()
     times = Counter(name for call in recorder.layers for name in (call.weight, call.bias))
     known = {name for name, n in times.items() if n == 1} - recorder.others
-
-    def keep(name: str | None) -> str | None:
-        return name if name in known else None
-
+    keep = {name: name for name in known}.get
     layers = tuple(c._replace(weight=keep(c.weight), bias=keep(c.bias)) for c in recorder.layers)
     return Calls(layers, tuple(name for name in params if name not in known), out.numel())
 

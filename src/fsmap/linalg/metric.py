@@ -84,10 +84,7 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
         return as_metric(metric, S, K).at(x, accumulate(rows))
     scale = 1 / math.sqrt(S)
     return Whitening(
-        lambda u: (scale * u).flatten(0, 1),
-        lambda v: (scale * v).reshape(S, K),
-        S * K,
-        scale=scale,
+        lambda u: (scale * u).flatten(0, 1), lambda v: (scale * v).reshape(S, K), S * K, scale=scale
     )
 
 

@@ -414,13 +414,8 @@ NAMES: dict[str, Callable[..., Any]] = {
         indices, weight, padding_idx if padding_idx >= 0 else None
     ),
 }
-REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
-    **_by_name(NAMES),
-    F.batch_norm: batch_norm,
-    F.instance_norm: instance_norm,
-    F.embedding: embedding,
-    F.dropout: dropout,
-}
+REPLACED = _by_name(NAMES) | {F.batch_norm: batch_norm, F.instance_norm: instance_norm}
+REPLACED |= {F.embedding: embedding, F.dropout: dropout}
 WRONG = (
     "linalg_tensorsolve linalg_solve_ex _linalg_solve_ex triangular_solve _linalg_det "
     "_linalg_slogdet native_batch_norm _native_batch_norm_legit "

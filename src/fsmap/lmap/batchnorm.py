@@ -265,18 +265,17 @@ def sync_batch_norm(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:
     return out.to(x.dtype)
 
 
-def _update_running(layer: nn.SyncBatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+@torch.no_grad()
+def _update_running(layer: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     if layer.running_mean is None or layer.running_var is None:
         return
-    assert layer.num_batches_tracked is not None
-    with torch.no_grad():
-        layer.num_batches_tracked.add_(1)
-        share: Any = layer.momentum
-        if share is None:  # cumulative average
-            share = 1 / layer.num_batches_tracked.to(mean.dtype)
-        unbiased = variance * (count / (count - 1))
-        layer.running_mean.mul_(1 - share).add_(share * mean)
-        layer.running_var.mul_(1 - share).add_(share * unbiased)
+    layer.num_batches_tracked.add_(1)
+    share = layer.momentum
+    if share is None:  # cumulative average
+        share = 1 / layer.num_batches_tracked.to(mean.dtype)
+    unbiased = variance * (count / (count - 1))
+    layer.running_mean.mul_(1 - share).add_(share * mean)
+    layer.running_var.mul_(1 - share).add_(share * unbiased)
 
 
 def _total(x: Tensor, group: Any = None) -> Tensor:

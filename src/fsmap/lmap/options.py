@@ -105,7 +105,8 @@ class Options:
         found = [name for name, p in params.items() if p.is_complex()]
         if found:
             raise UnsupportedModuleError(f"{found[0]!r} is complex; R needs real parameters")
-        bare = without_statistics(module)
+        norms = [(name, m) for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
+        bare = [name for name, m in norms if m.running_mean is None]
         if self.batchnorm == "frozen" and bare:
             raise InputError(
                 f"batchnorm='frozen' needs running statistics, and {bare} keep none "
@@ -116,10 +117,9 @@ class Options:
                 "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "
                 f"outputs needs all of them; got {type(self.metric).__name__}"
             )
-        mode = self.batchnorm
+        mode, beta = self.batchnorm, float(self.beta)
         if mode == "auto":
             mode = "batch" if bare else "frozen"
-        beta = float(self.beta)
         estimator = by_name(self.estimator, beta=beta)
         return replace(self, px=as_px(self.px), estimator=estimator, batchnorm=mode, beta=beta)
 
@@ -134,12 +134,6 @@ class Options:
         beta: Any = self.beta
         if not (isinstance(beta, Real) and 0 < float(beta) < math.inf):
             raise InputError(f"beta must be a number > 0 and finite, got {self.beta!r}")
-
-
-def without_statistics(module: nn.Module) -> list[str]:
-    """Names of BatchNorm layers that keep no running statistics."""
-    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
-    return [name for name, layer in layers if layer.running_mean is None]
 
 
 def check_mode(mode: str, allowed: tuple[str, ...] = MODES, instead: str = "") -> None:

@@ -188,10 +188,8 @@ def read_keras(files: Mapping[str, Path]) -> dict[str, Tensor]:
             f"the shards hold {len(raw)} bytes, model.json lists {4 * sum(sizes)}: one is truncated"
         )
     numbers = torch.from_numpy(np.frombuffer(raw, dtype="<f4").copy())
-    keras = {
-        entry["name"]: part.reshape(entry["shape"])
-        for entry, part in zip(manifest["weights"], numbers.split(sizes), strict=True)
-    }
+    pairs = zip(manifest["weights"], numbers.split(sizes), strict=True)
+    keras = {entry["name"]: part.reshape(entry["shape"]) for entry, part in pairs}
     found = {"fc.weight": keras["fc1000/kernel"].T, "fc.bias": keras["fc1000/bias"]}
     layers = [("", "conv1", "bn1")]
     for stage, count in enumerate(STAGES_50):

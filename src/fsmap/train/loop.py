@@ -144,10 +144,9 @@ def global_norm(grads: Params, *, stacked: bool = False) -> Tensor:
     """Euclidean norm over all tensors of a gradient, ``[]``; ``[M]`` if they are stacked."""
     lead = 1 if stacked else 0
     flat = [g.reshape(*g.shape[:lead], -1) for g in grads.values()]  # [M, p] or [p]
-    norms: Tensor = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(g, dim=-1) for g in flat]), dim=0
-    )
-    return norms
+    norms = torch.stack([torch.linalg.vector_norm(g, dim=-1) for g in flat])
+    total: Tensor = torch.linalg.vector_norm(norms, dim=0)
+    return total
 
 
 def clip_by_norm(grads: Params, norm: Tensor, max_norm: float) -> Params:
@@ -308,9 +307,8 @@ def as_batch(data: object, params: Params) -> Batch:
     """Data on the device and in the dtype of the parameters; raises InputError if they are bad."""
     pair = (data.x, data.y) if hasattr(data, "x") and hasattr(data, "y") else data
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise InputError(
-            f"data must be Batch(x, y), a pair, or have .x and .y, got {type(data).__name__}"
-        )
+        kind = type(data).__name__
+        raise InputError(f"data must be Batch(x, y), a pair, or have .x and .y, got {kind}")
     x, y = pair
     check_points(x)
     if not isinstance(y, Tensor) or y.ndim == 0:
@@ -486,11 +484,8 @@ class Recorder:
 
     def history(self, diverged: Tensor | None = None) -> History:
         """Everything flushed so far."""
-        return History(
-            _joined(self._blocks, ("step", "lr", "seconds", *COLUMNS)),
-            _joined(self._validation, ("step", "value")),
-            diverged,
-        )
+        columns = _joined(self._blocks, ("step", "lr", "seconds", *COLUMNS))
+        return History(columns, _joined(self._validation, ("step", "value")), diverged)
 
 
 def _joined(blocks: list[dict[str, Tensor]], names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -571,11 +566,9 @@ class Loop:
         none = torch.zeros(value.shape, dtype=torch.long), torch.full_like(value, torch.inf)
         old = self.best or Best(params, *none)
         better = value < old.value
-        self.best = Best(
-            params={n: torch.where(expand(better, p), p, old.params[n]) for n, p in params.items()},
-            step=torch.where(better, self.step, old.step),
-            value=torch.where(better, value, old.value),
-        )
+        kept = {n: torch.where(expand(better, p), p, old.params[n]) for n, p in params.items()}
+        step = torch.where(better, self.step, old.step)
+        self.best = Best(kept, step, torch.where(better, value, old.value))
 
     def _flush(self, last: bool) -> str:
         values = self.recorder.flush(last)
@@ -587,12 +580,8 @@ class Loop:
 
     def _checkpoint(self) -> files.Checkpoint:
         history = self.recorder.history()
-        groups: dict[str, dict[str, Tensor]] = {
-            "params": detached(self.params),
-            "history": history.columns,
-            "validation": history.validation,
-            "extra": self.extra,
-        }
+        groups = {"params": detached(self.params), "extra": self.extra}
+        groups |= {"history": history.columns, "validation": history.validation}
         for name, p in self.params.items():
             state = self.optimizer.state[p]
             groups[f"optimizer/{name}"] = {k: v for k, v in state.items() if isinstance(v, Tensor)}

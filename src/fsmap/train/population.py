@@ -272,10 +272,9 @@ def fit_population(
     training.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
     divergence.warn()
     params = {n: p.detach().clone() for n, p in training.params.items()}
-    states = PopulationState(
-        params, training.step, grid, f, divergence.steps.clone(), training.best
-    )
-    return states, training.recorder.history(divergence.steps)
+    diverged = divergence.steps.clone()
+    states = PopulationState(params, training.step, grid, f, diverged, training.best)
+    return states, training.recorder.history(diverged)
 
 
 def _describe(members: Members, settings: loop.Settings) -> dict[str, Any]:
@@ -351,9 +350,8 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
     if isinstance(made, nn.Module):
         made = functional(made)[1]
     if not isinstance(made, dict) or not made:
-        raise InputError(
-            f"init must give a dict of parameters or a module, got {type(made).__name__}"
-        )
+        kind = type(made).__name__
+        raise InputError(f"init must give a dict of parameters or a module, got {kind}")
     return {n: p.detach().clone() for n, p in made.items()}
 
 
@@ -378,9 +376,7 @@ class Members:
         self.seeds = [int(member.get(SEED, 0)) for member in grid]
         shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
         if any(found != shapes[0] for found in shapes):
-            raise InputError(
-                f"all members share one architecture, but init gives other shapes: {shapes}"
-            )
+            raise InputError(f"members share one architecture, but init gives shapes {shapes}")
         names = self.initial(0)
         initials = [self.initial(k) for k in range(len(grid))]
         stacked = {n: torch.stack([p[n] for p in initials]) for n in names}
@@ -418,10 +414,9 @@ class Members:
         if key not in self._objectives:
             made: object = self.build(**{n: h[member] for n, h in self.hypers.items()})
             if not isinstance(made, Objective):
-                raise InputError(
-                    "build must return an objective (ps_map, fs_map, l_map), got "
-                    f"{type(made).__name__}"
-                )
+                kind = type(made).__name__
+                message = f"build must return an objective (ps_map, fs_map, l_map), got {kind}"
+                raise InputError(message)
             self._objectives[key] = made
         return self._objectives[key]
 
@@ -473,10 +468,8 @@ class Feeder:
         streams = grid.groups(SPLIT) if size is None else grid.groups(SPLIT, SEED)
         places = torch.tensor([members.splits.index(key[0]) for key in streams])
         self._starts = N * places[:, None]  # [G, 1]  first row of the training set
-        self._orders = [
-            loop.Batches(N, size, seed=members.seeds[group[0]], replace=settings.replace)
-            for group in streams.values()
-        ]
+        seeds = [members.seeds[group[0]] for group in streams.values()]
+        self._orders = [loop.Batches(N, size, seed=s, replace=settings.replace) for s in seeds]
         self._all: Tensor | None = None
         if size is None and len(streams) > 1:
             self._all = (self._starts + torch.arange(N)).to(device)  # [G, N]
@@ -609,10 +602,8 @@ class Ensemble:
         return grads, loop.measured(value, parts)
 
     def _compile(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """The operators that the gradient runs, recorded and compiled once for each shape.
-
-        torch.compile cannot follow ``build``, which looks at numbers; a record has its constants.
-        """
+        """The operators that the gradient runs, recorded and compiled once for each shape."""
+        # torch.compile cannot follow ``build``, which looks at numbers; a record has its constants
         key = tuple(None if t is None else t.shape for t in tree_leaves(inputs))
         if key not in self._compiled:
             from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
@@ -693,10 +684,8 @@ class Divergence:
 def by_split(sets: Any, names: tuple[Value, ...]) -> dict[Value, Any]:
     """The data set of each value of the ``split`` axis, from a dict or list."""
     if not isinstance(sets, Mapping | list):
-        raise InputError(
-            "the grid has a 'split' axis, so data must be a dict or list of sets, got "
-            f"{type(sets).__name__}"
-        )
+        kind = type(sets).__name__
+        raise InputError(f"the grid has a 'split' axis: data must be a dict or list, got {kind}")
     known = dict(enumerate(sets)) if isinstance(sets, list) else sets
     missing = [name for name in names if name not in known]
     if missing:

@@ -90,10 +90,9 @@ def solve(
     warmup: int = 0,
     advance: Callable[[float], None] = lambda _: None,
 ) -> Tensor:
-    """Train a population with full-batch Adam; the last parameters, ``[M, P]``.
+    """Train a population with full-batch Adam from ``[P]`` or ``[M, P]``; the last θ ``[M, P]``.
 
-    ``build`` makes the objective from the numbers of a member, whose ``split`` is the place of its
-    ``data``: rows of the design matrix and targets. ``start`` is ``[P]``, or ``[M, P]``.
+    A member's ``split`` is the place of its ``data``: rows of the design matrix and targets.
     """
     each = start.ndim == 2
     grid = [{**m, "seed": k if each else 0} for k, m in enumerate(members)]
@@ -488,8 +487,7 @@ class FourierNoise(Experiment):
     def run(self, config: NoiseConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         variants = [
             v._replace(config={**v.config, "ratio": round(r, 6)}, noise_std=r * config.noise_std)
-            for v in uniform_variants(config)
-            for r in config.ratios
+            for v, r in itertools.product(uniform_variants(config), config.ratios)
         ]
         yield from config.fit(variants, context)
 
@@ -577,9 +575,8 @@ class FourierPoints(Experiment):
                 rise[f"M = {b}, {at}"] = ratio(b, a)
             for m in enough:
                 flat[f"M = {m}, {at}"] = ratio(m, math.inf)
-        path = (
-            f"from M = {fewer[0]} to {enough[0]}" if fewer and enough else "until Φ has full rank"
-        )
+        known = fewer and enough
+        path = f"from M = {fewer[0]} to {enough[0]}" if known else "until Φ has full rank"
         return [
             judge_all(f"Test RMSE falls by more than 10 % {path}, at every ε", fall, ratio=True,
                       below=0.9, paper="decreases"),

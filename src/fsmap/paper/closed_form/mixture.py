@@ -264,10 +264,9 @@ class MixtureBMA(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         distances = tables.select(rows, metric="distance")
-        gaps = {
-            alpha: paired_effect(members, {"method": "fs-map"}, {"method": "ps-map"})
-            for (alpha,), members in tables.group(distances, "prior_std").items()
-        }
+        by_std = tables.group(distances, "prior_std").items()
+        sides = {"method": "fs-map"}, {"method": "ps-map"}
+        gaps = {alpha: paired_effect(members, *sides) for (alpha,), members in by_std}
         narrow = {"": gaps[1.2]} if 1.2 in gaps else {}
         wide = {f"α = {alpha:g}": gap for alpha, gap in gaps.items() if alpha >= 10}
         grid = tables.means_by(rows, "prior_std", metric="distance_of_grid")

@@ -248,9 +248,7 @@ class TheorySymmetry(Experiment):
         yield from _expectations(config, fixed, x, context)
 
     def claims(self, rows: Rows) -> list[Claim]:
-        angle, null = (
-            largest(tables.values(rows, metric=metric)) for metric in ("null_angle", "null_value")
-        )
+        angle, null = (largest(tables.values(rows, metric=m)) for m in ("null_angle", "null_value"))
         growth = tables.values_by(rows, "jitter", metric="growth")
         ran, free = int(bool(growth)), growth.pop(0.0, math.nan)
         shown = ", ".join(f"{value:.2f} ({epsilon(j)})" for j, value in growth.items())

@@ -143,10 +143,8 @@ def check_classes(out: Tensor, y: Tensor) -> None:
             "For one logit per point use Bernoulli()."
         )
     if y.dtype == torch.bool or y.is_complex():
-        raise InputError(
-            f"labels have dtype {y.dtype}; allowed are integers (class numbers) or floats "
-            "(probabilities). Convert with y.long()."
-        )
+        allowed = "integers (class numbers) or floats (probabilities). Convert with y.long()."
+        raise InputError(f"labels have dtype {y.dtype}; allowed are {allowed}")
     expected = out.shape if y.is_floating_point() else out.shape[:-1]
     if y.shape != expected:
         what = "float targets are probabilities" if y.is_floating_point() else "integer targets"
@@ -160,29 +158,21 @@ def check_classes(out: Tensor, y: Tensor) -> None:
 def check_batch(out: Tensor, y: Tensor) -> None:
     """Raise InputError unless there are points, floating-point outputs and finite targets."""
     if out.numel() == 0 or y.numel() == 0:
-        raise InputError(
-            f"the batch is empty: outputs {list(out.shape)}, targets {list(y.shape)}. "
-            "Give at least one point."
-        )
+        found = f"outputs {list(out.shape)}, targets {list(y.shape)}"
+        raise InputError(f"the batch is empty: {found}. Give at least one point.")
     if not out.is_floating_point():
         raise InputError(f"outputs have dtype {out.dtype}; they must be floating-point numbers.")
     bad = int((~torch.isfinite(y)).sum())
     if bad:
-        raise InputError(
-            f"targets hold {bad} values that are nan or infinite (of {y.numel()}). "
-            "Remove or impute those points."
-        )
+        found = f"{bad} values that are nan or infinite (of {y.numel()})"
+        raise InputError(f"targets hold {found}. Remove or impute those points.")
 
 
 def tensor_like(value: float | Tensor, like: Tensor) -> Tensor:
-    """A hyper-parameter as a tensor with the dtype and device of ``like``.
-
-    A tensor keeps its graph, so that the scale can be learned or vmapped. A float becomes a 0-dim
-    tensor by a fill, not by a copy from the host, so that a CUDA graph can capture it.
-    """
+    """A hyper-parameter, with its graph, in the dtype and on the device of ``like``."""
     if isinstance(value, Tensor):
         return value.to(dtype=like.dtype, device=like.device)
-    return like.new_full((), float(value))
+    return like.new_full((), float(value))  # a fill: a CUDA graph cannot hold a copy from the host
 
 
 # --- priors
@@ -295,10 +285,8 @@ class Reparametrized(NamedTuple):
             along = jvp(function, (tensor,), (v.view_as(tensor),))[1]
             expected = _slope(function, tensor)[1] * v.view_as(tensor)
             if not torch.allclose(along, expected, rtol=1e-3, atol=1e-6, equal_nan=True):
-                raise InputError(
-                    f"the inverse map mixes the entries of {name!r}. Give an elementwise map: one "
-                    "whose Jacobian is diagonal."
-                )
+                how = "Give an elementwise map: one whose Jacobian is diagonal."
+                raise InputError(f"the inverse map mixes the entries of {name!r}. {how}")
         self.prior.check(theta)
 
     def _pull_back(self, params: Params) -> tuple[Params, Tensor]:
@@ -394,9 +382,8 @@ class Objective(NamedTuple):
         """Raise InputError if data, model, prior and p_X do not fit each other; looks at values."""
         for name, term in (("likelihood", self.likelihood), ("prior", self.prior)):
             if not hasattr(term, "check"):
-                raise InputError(
-                    f"the {name} must be an object such as fsmap.Gaussian(0.1), got {term!r}"
-                )
+                example = "fsmap.Gaussian(0.1)"
+                raise InputError(f"the {name} must be an object such as {example}, got {term!r}")
         check_points(batch.x)
         if num_points(batch.x) != len(batch.y):
             raise InputError(f"x has {num_points(batch.x)} points and y has {len(batch.y)}")

@@ -66,11 +66,7 @@ class OptimizerSpec(NamedTuple):
     def build(
         self, tensors: Iterable[Tensor], *, capturable: bool = False, moving_lr: bool = True
     ) -> Optimizer:
-        """Make the ``torch.optim`` optimizer, in its fused form.
-
-        ``capturable`` keeps the step count on the device, so that a CUDA graph can hold the update,
-        and the learning rate too if it moves. Torch's fused kernels read it in float32.
-        """
+        """Make the ``torch.optim`` optimizer, fused; ``capturable``: a CUDA graph can hold it."""
         tensors = list(tensors)
         options = dict(self.options)
         lr: float | Tensor = self.lr
@@ -231,16 +227,12 @@ class Settings:
             raise InputError("resume=True needs checkpoint=PATH, the file to resume from")
 
     def describe(self) -> dict[str, Any]:
-        """The settings that must agree for a resumed run to equal an uninterrupted one.
-
-        The number of steps counts only if the learning rate depends on it: a run with a constant
-        learning rate can be extended.
-        """
+        """The settings that must agree for a resumed run to equal an uninterrupted one."""
         optimizer, schedule = self.optimizer, self.schedule
         return {
             "optimizer": {"name": optimizer.name, "lr": optimizer.lr, **dict(optimizer.options)},
             "schedule": schedule._asdict(),
-            "steps": "any" if schedule.decay == "none" else self.steps,
+            "steps": "any" if schedule.decay == "none" else self.steps,  # "any": it can go on
             "batch_size": self.batch_size,
             "replace": self.replace,
             "clip": self.clip,
@@ -357,10 +349,9 @@ def update(
     clip: float | None,
     finite: Tensor | None = None,
 ) -> Tensor:
-    """Clip the gradient and move the parameters in place.
+    """Clip the gradient and move the parameters in place; returns the ``COLUMNS``, [5] or [5, M].
 
-    For a stack of members, ``finite`` [M] becomes False where a loss or gradient is not finite; the
-    gradients of these members are zero from then on. Returns the ``COLUMNS``, [5] or [5, M].
+    ``finite`` [M] of a stack becomes False for members that diverge; their gradients are then zero.
     """
     norm = global_norm(grads, stacked=finite is not None)
     if clip is not None:
@@ -593,10 +584,8 @@ class Loop:
 
     def _restore(self, path: Path) -> None:
         if not self.settings.resume:
-            raise CheckpointError(
-                f"the checkpoint {path} exists already. Pass resume=True to go on from it, choose "
-                "another path, or delete it."
-            )
+            how = "Pass resume=True to go on from it, choose another path, or delete it."
+            raise CheckpointError(f"the checkpoint {path} exists already. {how}")
         saved = files.load(path)
         files.check_same_run(path, saved.config, self.config)
         with files.readable(path):

@@ -124,9 +124,8 @@ class Grid:
 
 def _values(name: str, axis: Iterable[Value]) -> list[Value]:
     if isinstance(axis, str | bytes) or not isinstance(axis, Iterable):
-        raise InputError(
-            f"axis {name!r} needs a list of values, got {axis!r}. Write {name}=[{axis!r}]."
-        )
+        how = f"Write {name}=[{axis!r}]."
+        raise InputError(f"axis {name!r} needs a list of values, got {axis!r}. {how}")
     values = axis.tolist() if isinstance(axis, Tensor) else list(axis)
     if not values or len(set(values)) < len(values):
         raise InputError(f"axis {name!r} needs at least one value and none twice, got {values}")
@@ -138,10 +137,8 @@ def _check(members: tuple[dict[str, Value], ...]) -> None:
         raise InputError("the list of members is empty: a grid needs at least one")
     for index, member in enumerate(members):
         if set(member) != set(members[0]):
-            raise InputError(
-                f"members must have the same names: {list(members[0])}, but member {index} has "
-                f"{list(member)}"
-            )
+            here = f"member {index} has {list(member)}"
+            raise InputError(f"members must have the same names: {list(members[0])}, but {here}")
         seed = member.get(SEED, 0)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed must be an integer, got {seed!r} in member {index}")
@@ -253,9 +250,8 @@ def fit_population(
     members.start()
     feeder = Feeder(members, settings)
     capture = graph and _can_capture(members)
-    optimizer = settings.optimizer.build(
-        members.params.values(), capturable=capture, moving_lr=settings.schedule != loop.Schedule()
-    )
+    moves, leaves = settings.schedule != loop.Schedule(), members.params.values()
+    optimizer = settings.optimizer.build(leaves, capturable=capture, moving_lr=moves)
     size = choose_chunk(chunk, members, feeder)
     ensemble = Ensemble(members, feeder, optimizer, settings.clip, size, compile)
     divergence = Divergence(grid)
@@ -312,11 +308,7 @@ def _check_names(build: Callable[..., Objective], grid: Grid) -> None:
 
 
 def initialize(module: nn.Module, seed: int) -> Params:
-    """Fresh parameters for an architecture, as its own layers initialize themselves.
-
-    The module is not changed, and torch's own generator is left as it was. Raises
-    UnsupportedModuleError if a submodule has parameters but no ``reset_parameters``.
-    """
+    """Fresh parameters as an architecture's own layers initialize themselves; it is not changed."""
     places = {n: p.device for n, p in module.named_parameters()}
     fresh = copy.deepcopy(module).cpu()  # so that a seed means the same on every device
     with seeded(integer(seed, "init"), _device()):

@@ -113,9 +113,6 @@ def solve(
     return states.params["theta"]
 
 
-# --- the model and its variants
-
-
 @dataclasses.dataclass(frozen=True)
 class FourierConfig:
     num_frequencies: int = 100  # P/2
@@ -184,11 +181,8 @@ def uniform_variants(config: FourierConfig) -> list[Variant]:
 
 
 def compress(model: FourierBasis, data: Batch) -> Batch:
-    """P + 1 rows of features and targets with the residual sum of all N points, at any θ.
-
-    They are R of the QR decomposition of [A, y], times √((P + 1)/N), because an objective counts
-    each row of a batch for N/(P + 1) points.
-    """
+    """P + 1 rows of features and targets with the residual sum of all N points, at any θ."""
+    # R of [A, y], times √((P + 1)/N): an objective counts each row for N/(P + 1) points
     table = torch.cat([model.design(data.x), data.y[:, None]], dim=-1)  # [N, P + 1]
     upper = torch.linalg.qr(table, mode="r").R
     size, num = table.shape[-1], len(table)

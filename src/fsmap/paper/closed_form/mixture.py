@@ -316,8 +316,7 @@ def by_nuts(config: BMAConfig, data: Batch, alpha: float) -> ChainMean:
     r"""E[exp θ] by NUTS, in coordinates z in which the posterior is easy to sample.
 
     $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 on the right, where the
-    likelihood falls steeply, and slope α on the plateau at the left. A posterior expectation does
-    not depend on coordinates, other than a MAP solution.
+    likelihood falls steeply, and slope α on the plateau at the left.
     """
     posterior = log_density(data, config.noise_std, alpha)
 

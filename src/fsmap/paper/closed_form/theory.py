@@ -51,8 +51,7 @@ Function = Callable[[Tensor, Tensor], Tensor]  # θ [P] and x [S] to [S]
 def maximize(objective: Callable[[Tensor], Tensor], start: Tensor, *, steps: int = 100) -> Tensor:
     """Climb to a local maximum by Newton's method, to machine precision, ``[P]`` to ``[P]``.
 
-    Curvatures enter by their absolute value, so that every step goes uphill, and a step (of length
-    2 at most) is halved until the objective rises. DivergedError if the last step was still long.
+    Curvatures enter by their absolute value, so that every step goes uphill; it is halved if not.
     """
     theta, length = start.detach().clone(), float("inf")
     gradient, hessian = torch.func.grad(objective), torch.func.hessian(objective)

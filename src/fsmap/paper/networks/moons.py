@@ -432,9 +432,8 @@ def climb(
 ) -> list[tuple[int, Tensor, Tensor]]:
     """Maximize the objective with Adam, in stages of ten times smaller steps.
 
-    Adam's steps are as long as the learning rate, so it stays about that far from a singularity:
-    each stage comes ten times nearer. Returns steps, and for each the objective in nats and the
-    smallest eigenvalue of 𝒥 over the largest, ``[M]`` (one per seed).
+    Adam's steps are as long as the learning rate: each stage comes ten times nearer a singularity.
+    Returns steps, objectives in nats, and smallest eigenvalues over the largest, ``[M]`` (seeds).
     """
     steps, every = config.steps, max(1, config.steps // 10)
     f, x = fsmap.functional(problem.network(0))[0], problem.px.all()

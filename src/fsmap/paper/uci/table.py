@@ -340,10 +340,7 @@ def excess(cell: Cell) -> float:
 
 
 def on_most(claim: str, pairs: dict[str, Mean], share: float, paper: str | None = None) -> Claim:
-    """A claim about the number of tables with a negative difference, each known to its error.
-
-    It is undecided if tables whose 95 % interval contains zero could make it true or false.
-    """
+    """A claim on how many differences are negative; undecided if 95 % intervals leave both open."""
     source: Any = "paper" if paper else "ours"
     if not pairs:
         return not_tested(claim, "fsmap run uci-table --resume", paper, source)

@@ -299,13 +299,7 @@ class FromFunction:
 
 
 def as_px(obj: Any) -> EvalDistribution:
-    """Convert a distribution, data or a function to an evaluation distribution.
-
-    Args:
-        obj: A distribution of this module (or anything with ``sample(n, generator)`` and ``to``);
-            a tensor, array, tuple or dict of tensors, Dataset or DataLoader (points of a data
-            set); or a function ``(n, generator) -> x``.
-    """
+    """A distribution as it is, or one of data (tensors, Dataset, DataLoader) or of a function."""
     if isinstance(obj, EvalDistribution) and not isinstance(obj, type):
         return obj
     if callable(obj) and not isinstance(obj, type | nn.Module):
@@ -451,10 +445,8 @@ def check_draw(n: object, generator: object) -> None:
     if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1:
         raise InputError(f"the number of points must be an integer >= 1, got {n!r}.")
     if not isinstance(generator, torch.Generator):
-        raise InputError(
-            f"sample needs a torch.Generator, got {type(generator).__name__}. "
-            "Use torch.Generator().manual_seed(0)."
-        )
+        what = f"sample needs a torch.Generator, got {type(generator).__name__}"
+        raise InputError(f"{what}. Use torch.Generator().manual_seed(0).")
 
 
 def choose(total: int, n: int, generator: torch.Generator) -> Tensor:

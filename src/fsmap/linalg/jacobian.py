@@ -185,11 +185,7 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
 
 
 def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
-    """J in factored form, differentiable in ``params``.
-
-    If an output depends on its own point alone (:func:`alone`) this takes one forward and K reverse
-    passes over the batch, otherwise S·K of them.
-    """
+    """J in factored form, by K reverse passes over the batch if f is :func:`alone`, else S·K."""
     check_replaceable(f, "reverse")
     params = params if torch.is_grad_enabled() else detached(params)
     with torch.enable_grad():
@@ -252,10 +248,7 @@ NARROW = 4096  # blocks with fewer columns are concatenated before they are mult
 
 
 class Block(NamedTuple):
-    """Columns of J: of a linear layer, factored, or of any other parameter, written out.
-
-    Row (s, k) of a layer's weight is Σ_t δ hᵀ, of its bias Σ_t δ. Without h, δ is the row itself.
-    """
+    """Columns of J: Σ_t δ hᵀ of a layer's weight, Σ_t δ of its bias; without h, δ itself."""
 
     names: tuple[str, ...]  # weight and bias, or one parameter
     grads: Tensor  # [S, K, T, o]  δ
@@ -429,11 +422,7 @@ def _recorded_of(f: ModelFn) -> dict[Any, Any]:
 
 
 def record(call: Callable[[], Tensor], params: Params) -> Calls:
-    """The calls of a pass at one point, in order.
-
-    A parameter that is used more than once or in another way, or in no call that can be recorded
-    (compiled code), counts as other.
-    """
+    """The calls of a pass, in order; a parameter without exactly one such call counts as other."""
     recorder = CallRecorder(params)
     with torch.no_grad(), recorder:
         out = call()

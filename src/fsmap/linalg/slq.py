@@ -50,9 +50,8 @@ def slq(
     params = site.params
     P, like = count(params), next(iter(params.values()))
     if number(jitter + 0 * like.sum()) is None:
-        raise InputError(
-            "slq stops when its error is small, so it cannot be vmapped; use 'dense' or 'dual'"
-        )
+        why = "slq stops when its error is small, so it cannot be vmapped"
+        raise InputError(f"{why}; use 'dense' or 'dual'")
     operator = operator or build(site)
     z = _vectors(probes, operator.size, generator, jitter)
     eps = jitter.detach().double()

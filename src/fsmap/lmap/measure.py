@@ -277,10 +277,8 @@ def _draws(term: LMAP | LaplacianPenalty, x: Inputs, draws: int) -> Tensor:
     """R of several draws, ``[draws]``; steps and buffers are left as they were."""
     reg, joint = term.regularizer, term.batchnorm == "joint"
     if joint and x is None:
-        raise InputError(
-            'LMAP(batchnorm="joint") averages R over training and evaluation points: give x, a '
-            "training batch"
-        )
+        why = 'LMAP(batchnorm="joint") averages R over training and evaluation points'
+        raise InputError(f"{why}: give x, a training batch")
     kept, found = reg.step, []
     try:
         with torch.no_grad():

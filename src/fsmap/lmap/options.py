@@ -98,9 +98,8 @@ class Options:
         self._check_numbers()
         check_module(module)
         if any(getattr(m, "_is_lmap", False) for m in module.modules()):
-            raise UnsupportedModuleError(
-                "the module is, or contains, an LMAP already: give the model inside it"
-            )
+            message = "the module is, or contains, an LMAP already: give the model inside it"
+            raise UnsupportedModuleError(message)
         _, params = functional(module)
         found = [name for name, p in params.items() if p.is_complex()]
         if found:
@@ -204,11 +203,7 @@ class Outputs(NamedTuple):
         return torch.randperm(self.size, generator=source, device=source.device)[:num].sort().values
 
     def only(self, f: Functional, rows: Tensor) -> Functional:
-        """The model with only some of its outputs, ``[S, ..., k]``.
-
-        If the linear layer behind them is known only those rows of it are multiplied, so that
-        nothing of size V exists; otherwise the output is indexed.
-        """
+        """The model with only some outputs, ``[S, ..., k]``: rows of its last layer, if known."""
 
         def some(module: nn.Module, x: Inputs) -> Tensor:
             if self.head is None:

@@ -203,7 +203,7 @@ class Lattice(Empirical):
         _check_size(math.prod(counts) * lower.numel() * lower.element_size())
         ends = zip(lower.tolist(), upper.tolist(), counts, strict=True)
         kind: dict[str, Any] = {"dtype": lower.dtype, "device": lower.device}
-        axes = [torch.linspace(a, b, num, **kind) for a, b, num in ends]
+        axes = [torch.linspace(a, b, k, **kind) for a, b, k in ends]
         super().__init__(torch.cartesian_prod(*axes).reshape(-1, len(axes)))  # [prod(num), dim]
 
 

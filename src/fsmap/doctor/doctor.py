@@ -366,10 +366,8 @@ def _eigenvalues(found: Spectrum) -> Eigenvalues:
     smallest = nonzero if len(kept) == found.parameters else 0.0
     smallest = None if found.eigenvalues is None else smallest
     condition = None if nonzero is None else largest / nonzero
-    upper, (trace, error) = (
-        float(found.largest.value + found.largest.stderr),
-        map(float, found.trace),
-    )
+    upper = float(found.largest.value + found.largest.stderr)
+    trace, error = map(float, found.trace)
     counts = tuple(decades.items())
     return Eigenvalues(largest, upper, smallest, nonzero, condition, trace, error, counts)
 

@@ -113,6 +113,9 @@ def solve(
     return states.params["theta"]
 
 
+# --- the model and its variants
+
+
 @dataclasses.dataclass(frozen=True)
 class FourierConfig:
     num_frequencies: int = 100  # P/2

@@ -177,7 +177,8 @@ CALLS = {
     """,
     "fit(objective, {}, steps=2)": """
         f, p, (x, y[:3]) | 3; f, p, x | data; f, {}, (x, y) | param; f, p, (x * nan, y) | NaN;
-        f, p, (x, y.tolist()) | got list; f, p, (x, y * nan) | y has NaN or inf; net, p, (x, y) | functional
+        f, p, (x, y.tolist()) | got list; f, p, (x, y * nan) | y has NaN or inf;
+         net, p, (x, y) | functional
     """,
     "doctor(net, x, {})": """
         jitter=-1.0; num_data=0

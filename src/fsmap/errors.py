@@ -100,7 +100,5 @@ def require(module: str, *, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise MissingExtraError(
-            f"this needs {package!r}, which is not installed. "
-            f"Install it with: pip install 'fsmap[{extra}]'"
-        ) from error
+        how = f"Install it with: pip install 'fsmap[{extra}]'"
+        raise MissingExtraError(f"this needs {package!r}, which is not installed. {how}") from error

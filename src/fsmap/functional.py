@@ -6,6 +6,7 @@ Points are a tensor, or a dict or tuple of tensors that share their first dimens
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,11 +77,8 @@ class Functional:
         self._checked = False  # for reentrant checkpoints
         self.padding = padding_rows(module)
         self.output: Callable[[Iterable[Tensor]], Any] | None = None  # of the last eager pass
-        self.scripted = [
-            name or "the module itself"
-            for name, part in module.named_modules()
-            if isinstance(part, torch.jit.ScriptModule)
-        ]
+        named = module.named_modules()
+        self.scripted = [name for name, m in named if isinstance(m, torch.jit.ScriptModule)]
 
     def find_parts(self) -> bool:
         """Find the parts of the module; returns whether they are other ones than before."""
@@ -203,10 +201,8 @@ def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Fu
     given: object = module
     if not isinstance(given, nn.Module):
         kind = getattr(given, "__name__", type(given).__name__)
-        raise UnsupportedModuleError(
-            f"functional takes an nn.Module, got {kind}. A function f(params, x) of your own needs "
-            "no wrapping: pass it as f."
-        )
+        hint = "A function f(params, x) of your own needs no wrapping: pass it as f."
+        raise UnsupportedModuleError(f"functional takes an nn.Module, got {kind}. {hint}")
     call: object = forward
     if not (call is None or callable(call)):
         raise InputError(f"forward must be a function of (module, x), got {call!r}")
@@ -281,20 +277,16 @@ def check_points(x: Inputs) -> None:
     """Raise InputError if ``x`` is empty, has NaN or inf, or its tensors differ in S."""
     leaves = _tensors(x)
     if len({leaf.shape[:1] for leaf in leaves}) > 1 or not all(leaf.ndim for leaf in leaves):
-        raise InputError(
-            "the tensors of x must share their first dimension, the evaluation points, got "
-            f"{shapes(x)}"
-        )
+        what = "the tensors of x must share their first dimension, the evaluation points"
+        raise InputError(f"{what}, got {shapes(x)}")
     if any(leaf.numel() == 0 for leaf in leaves):
         raise InputError(f"x is empty: shapes {shapes(x)}. Give at least one evaluation point.")
     for leaf in leaves:
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():
             bad = (~torch.isfinite(leaf)).reshape(leaf.shape[0], -1).any(1).nonzero().flatten()
             shown = ", ".join(str(i) for i in bad[:5].tolist())
-            raise InputError(
-                f"x has NaN or inf in {len(bad)} of {len(leaf)} points (first: {shown}). "
-                "Remove or impute them."
-            )
+            found = f"NaN or inf in {len(bad)} of {len(leaf)} points (first: {shown})"
+            raise InputError(f"x has {found}. Remove or impute them.")
 
 
 def concat_points(a: Inputs, b: Inputs) -> Inputs:
@@ -302,9 +294,8 @@ def concat_points(a: Inputs, b: Inputs) -> Inputs:
     try:
         return tree_map(lambda s, t: torch.cat([s, t.to(s)]), a, b)
     except (RuntimeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
-        ) from error
+        message = f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
+        raise InputError(message) from error
 
 
 def shapes(x: Inputs) -> str:
@@ -437,8 +428,7 @@ def explain(
 ) -> NoReturn:
     """Raise an error that says why a pass failed.
 
-    If ``params`` are given, f failed while being differentiated. If a plain pass works then, a
-    derivative is missing: raise ``kind`` with ``failed``. Else raise InputError.
+    With ``params`` f was being differentiated: if a plain pass works, raise ``kind`` of ``failed``.
     """
     if isinstance(error, FsmapError | torch.OutOfMemoryError):
         raise error
@@ -591,10 +581,7 @@ RECOMPUTES = (
 
 @contextmanager
 def no_recomputation() -> Iterator[None]:
-    """Raise for layers that run again in the backward pass, at the module's own parameters then.
-
-    Checkpointing with ``use_reentrant=True`` is found by :func:`check_not_recomputed`.
-    """
+    """Raise for layers that run again in the backward pass, at the module's own parameters then."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         yield
         return
@@ -622,6 +609,13 @@ def check_not_recomputed(out: Any) -> None:
 
 
 HALF = (torch.bfloat16, torch.float16)
+
+
+def clock(device: torch.device) -> float:
+    """Seconds; on CUDA after all queued work is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def capturing(device: torch.device) -> bool:

@@ -122,10 +122,8 @@ def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike) -> float:
     """
     inside, outside = _logits(logits_in).flatten(0, -2), _logits(logits_out).flatten(0, -2)
     if inside.shape[1] != outside.shape[1]:
-        raise InputError(
-            f"logits_in has {inside.shape[1]} classes and logits_out {outside.shape[1]}. "
-            "Both must come from one model."
-        )
+        found = f"logits_in has {inside.shape[1]} classes and logits_out {outside.shape[1]}"
+        raise InputError(f"{found}. Both must come from one model.")
     low, high = _entropy(inside).sort().values, _entropy(outside)
     below = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)  # [M]
     return float(below.double().mean() / (2 * len(low)))
@@ -184,10 +182,8 @@ def _tensor(name: str, values: Any) -> Tensor:
 def _logits(values: ArrayLike) -> Tensor:
     z = _floats("logits", values)
     if z.dim() < 2 or z.shape[-1] < 2:
-        raise InputError(
-            f"logits must be [N, K] with K >= 2 classes, got {list(z.shape)}. For one logit z per "
-            "point pass the pair (0, z)."
-        )
+        hint = "For one logit z per point pass the pair (0, z)."
+        raise InputError(f"logits must be [N, K] with K >= 2 classes, got {list(z.shape)}. {hint}")
     return z
 
 
@@ -201,8 +197,6 @@ def _classified(logits: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
             f"{labels.dtype} of shape {list(labels.shape)}."
         )
     if labels.min() < 0 or labels.max() >= classes:
-        raise InputError(
-            f"labels must lie in 0..{classes - 1} for {classes} logits, got "
-            f"{labels.min().item()} to {labels.max().item()}."
-        )
+        found = f"{labels.min().item()} to {labels.max().item()}"
+        raise InputError(f"labels must lie in 0..{classes - 1} for {classes} logits, got {found}.")
     return z.flatten(0, -2), labels.reshape(-1).long()

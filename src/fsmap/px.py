@@ -201,10 +201,9 @@ class Lattice(Empirical):
                 f"of the box, got {num} for corners of shape {list(lower.shape)}."
             )
         _check_size(math.prod(counts) * lower.numel() * lower.element_size())
-        axes = [
-            torch.linspace(a, b, k, dtype=lower.dtype, device=lower.device)
-            for a, b, k in zip(lower.tolist(), upper.tolist(), counts, strict=True)
-        ]
+        ends = zip(lower.tolist(), upper.tolist(), counts, strict=True)
+        kind: dict[str, Any] = {"dtype": lower.dtype, "device": lower.device}
+        axes = [torch.linspace(a, b, k, **kind) for a, b, k in ends]
         super().__init__(torch.cartesian_prod(*axes).reshape(-1, len(axes)))  # [prod(num), dim]
 
 
@@ -300,13 +299,7 @@ class FromFunction:
 
 
 def as_px(obj: Any) -> EvalDistribution:
-    """Convert a distribution, data or a function to an evaluation distribution.
-
-    Args:
-        obj: A distribution of this module (or anything with ``sample(n, generator)`` and ``to``);
-            a tensor, array, tuple or dict of tensors, Dataset or DataLoader (points of a data
-            set); or a function ``(n, generator) -> x``.
-    """
+    """A distribution as it is, or one of data (tensors, Dataset, DataLoader) or of a function."""
     if isinstance(obj, EvalDistribution) and not isinstance(obj, type):
         return obj
     if callable(obj) and not isinstance(obj, type | nn.Module):
@@ -433,9 +426,8 @@ def _tensors(x: Any) -> Inputs:
     try:
         return torch.as_tensor(x).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"points must be tensors or arrays of numbers, got {type(x).__name__}: {error}"
-        ) from error
+        kind = type(x).__name__
+        raise InputError(f"points must be tensors or arrays, got {kind}: {error}") from error
 
 
 def _check_size(size: int) -> None:
@@ -453,10 +445,8 @@ def check_draw(n: object, generator: object) -> None:
     if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1:
         raise InputError(f"the number of points must be an integer >= 1, got {n!r}.")
     if not isinstance(generator, torch.Generator):
-        raise InputError(
-            f"sample needs a torch.Generator, got {type(generator).__name__}. "
-            "Use torch.Generator().manual_seed(0)."
-        )
+        what = f"sample needs a torch.Generator, got {type(generator).__name__}"
+        raise InputError(f"{what}. Use torch.Generator().manual_seed(0).")
 
 
 def choose(total: int, n: int, generator: torch.Generator) -> Tensor:

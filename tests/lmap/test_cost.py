@@ -44,7 +44,7 @@ def test_the_model_stays_as_it_is(mode: str) -> None:
 
 def test_more_points_cost_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = [0.0]  # points, in place of seconds
-    monkeypatch.setattr("fsmap.lmap.measure._now", lambda device: passed[0])
+    monkeypatch.setattr("fsmap.lmap.measure.clock", lambda device: passed[0])
     x, costs = torch.randn(64, 16, generator=torch.Generator().manual_seed(0)), []
     for n in (8, 2048):
         net = network()

@@ -58,9 +58,7 @@ def posterior_mean(
 ) -> PosteriorMean:
     r"""$\int g(\theta)\,p(\theta)\,d\theta / \int p(\theta)\,d\theta$ over two parameters.
 
-    ``log_density`` takes ``theta [n, 2]`` to ``[n]``, up to a constant, and ``statistic`` to
-    ``g [n, K]``; for a basis model $\sigma(\theta)$, since the average function is the function of
-    the average coefficients.
+    ``log_density``, up to a constant, takes θ ``[n, 2]`` to ``[n]``, ``statistic`` to ``[n, K]``.
     """
 
     def integrate(every: int) -> Tensor:

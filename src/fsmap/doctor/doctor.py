@@ -364,16 +364,12 @@ def _eigenvalues(found: Spectrum) -> Eigenvalues:
     largest, nonzero = float(found.largest.value), kept[-1] if kept else None
     decades = Counter(math.floor(math.log10(value)) for value in kept)
     smallest = nonzero if len(kept) == found.parameters else 0.0
-    return Eigenvalues(
-        largest=largest,
-        largest_upper=float(found.largest.value + found.largest.stderr),
-        smallest=None if found.eigenvalues is None else smallest,
-        smallest_nonzero=nonzero,
-        condition=None if nonzero is None else largest / nonzero,
-        trace=float(found.trace.value),
-        trace_stderr=float(found.trace.stderr),
-        decades=tuple(decades.items()),
-    )
+    smallest = None if found.eigenvalues is None else smallest
+    condition = None if nonzero is None else largest / nonzero
+    upper = float(found.largest.value + found.largest.stderr)
+    trace, error = map(float, found.trace)
+    counts = tuple(decades.items())
+    return Eigenvalues(largest, upper, smallest, nonzero, condition, trace, error, counts)
 
 
 def recommended(found: Spectrum, dtype: torch.dtype) -> dict[str, float]:
@@ -407,17 +403,9 @@ def jitter_row(found: Spectrum, name: str, jitter: float, num_data: int | None) 
         effective, first = float((scaled / (1 + scaled)).sum()), float(scaled.sum())
         log_det = float(scaled.log1p().sum())
         error = (first - log_det) / log_det if log_det != 0 else None
-    return JitterRow(
-        name=name,
-        jitter=jitter,
-        ratio=ratio,
-        effective=effective,
-        log_det=log_det,
-        first_order=first,
-        error=error,
-        error_bound=ratio / math.log1p(ratio) - 1 if ratio > 1e-8 else ratio / 2,
-        lam=None if num_data is None else 1 / (2 * jitter * num_data),
-    )
+    bound = ratio / math.log1p(ratio) - 1 if ratio > 1e-8 else ratio / 2
+    lam = None if num_data is None else 1 / (2 * jitter * num_data)
+    return JitterRow(name, jitter, ratio, effective, log_det, first, error, bound, lam)
 
 
 def _plain(value: Any) -> Any:

@@ -91,11 +91,9 @@ def _eigenvalues(d: Diagnosis) -> list[str]:
 
 def _jitters(d: Diagnosis) -> list[str]:
     rows = {row.name: row for row in d.jitters}
-    advice = [
-        f"recommended ε {sign} {rows[name].jitter:.0e} for {what}"
-        for name, sign, what in (("fs-map", "=", "exact FS-MAP"), ("l-map", "≥", "L-MAP"))
-        if name in rows
-    ]
+    kinds = (("fs-map", "=", "exact FS-MAP"), ("l-map", "≥", "L-MAP"))
+    known = [(rows[name].jitter, *rest) for name, *rest in kinds if name in rows]
+    advice = [f"recommended ε {sign} {jitter:.0e} for {what}" for jitter, sign, what in known]
     if not advice:
         return _section(None, "Jitter", ["𝒥 is zero, no ε can be recommended"])
     errors = {row.name: row.error_bound if row.error is None else row.error for row in d.jitters}
@@ -105,9 +103,9 @@ def _jitters(d: Diagnosis) -> list[str]:
     table = [["ε", "from", "λ_max/ε", "effective rank", "log det(I+𝒥/ε)", "first order", "error"]]
     table[0] += ["λ=1/(2εN)"] if d.jitters[0].lam is not None else []
     for row in d.jitters:
-        known = [(row.effective, ".1f"), (row.log_det, ".5g"), (row.first_order, ".5g")]
+        numbers = [(row.effective, ".1f"), (row.log_det, ".5g"), (row.first_order, ".5g")]
         cells = [f"{row.jitter:.3g}", row.name, f"{row.ratio:.2g}"]
-        cells += ["–" if value is None else format(value, form) for value, form in known]
+        cells += ["–" if value is None else format(value, form) for value, form in numbers]
         cells.append(("≤ " if row.error is None else "") + f"{100 * errors[row.name]:.2g} %")
         table.append(cells + ([f"{row.lam:.2g}"] if row.lam is not None else []))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fsmap.functional import (
+    clock,
     count,
     detached,
     fits,
@@ -185,13 +186,6 @@ def _by_passes(
         resolution=resolution,
         probes=probes,
     )
-
-
-def clock(device: torch.device) -> float:
-    """Seconds; on CUDA after all queued work is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 class NullVector(NamedTuple):

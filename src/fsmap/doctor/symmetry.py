@@ -375,17 +375,9 @@ def _check(family: Family, params: Params, found: Spectrum) -> tuple[Finding, Te
     if not complete or family.kind in CONTINUOUS:  # as a whole or not at all
         null = null & bool(null.all())
     number = int(null.sum()) if complete else size * bool(null.any())
-    finding = Finding(
-        kind=family.kind,
-        where=family.where,
-        units=family.units,
-        directions=number,
-        adds=None,
-        residual=float(residual[null].max()) if number else 0.0,
-        pathological=family.kind in PATHOLOGICAL,
-        text=KINDS[family.kind],
-    )
-    return finding, V[null]
+    worst, special = float(residual[null].max()) if number else 0.0, family.kind in PATHOLOGICAL
+    about = family.kind, family.where, family.units
+    return Finding(*about, number, None, worst, special, KINDS[family.kind]), V[null]
 
 
 def _features(slots: list[Slot], everything: Params) -> Tensor:

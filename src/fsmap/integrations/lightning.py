@@ -42,10 +42,8 @@ class LMAPCallback(pl.Callback):
         """Attach every term to the optimizer that trains it."""
         terms, traces = _parts(pl_module, LMAP), _parts(pl_module, LogTrace)
         if not terms:
-            raise InputError(
-                f"{type(pl_module).__name__} holds no fsmap.LMAP. Make one in __init__: "
-                "self.lm = fsmap.LMAP(network, px, num_points=64)."
-            )
+            how = "Make one in __init__: self.lm = fsmap.LMAP(network, px, num_points=64)."
+            raise InputError(f"{type(pl_module).__name__} holds no fsmap.LMAP. {how}")
         optimizers = [_optimizer_of(term, trainer.optimizers) for term in terms.values()]
         for (prefix, term), optimizer in zip(terms.items(), optimizers, strict=True):
             term.detach()
@@ -154,10 +152,8 @@ def _optimizer_of(term: LMAP, optimizers: list[Any]) -> Any:
     for optimizer in optimizers:
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             return optimizer
-    raise InputError(
-        f"none of the {len(optimizers)} optimizers trains a parameter of the regularized network. "
-        "Return one from configure_optimizers that does."
-    )
+    what = f"none of the {len(optimizers)} optimizers trains a parameter of the regularized network"
+    raise InputError(f"{what}. Return one from configure_optimizers that does.")
 
 
 def _loss(trainer: Any, pl_module: Any, outputs: Any) -> Tensor | None:

@@ -150,9 +150,8 @@ class LMAPTrainerMixin(Base):
     def penalty(self) -> LaplacianPenalty:
         """R of the model that is trained now (``model_init`` makes a new one for every run)."""
         if self._penalty is None or self._penalty.regularizer.module is not self.model:
-            self._penalty = LaplacianPenalty(
-                self.model, _distribution(self), num_points=self.num_points, **self.lmap
-            )
+            options = {"num_points": self.num_points, **self.lmap}
+            self._penalty = LaplacianPenalty(self.model, _distribution(self), **options)
         return self._penalty
 
     def compute_loss(
@@ -280,11 +279,9 @@ def _loss_is_final(trainer: Any, num_items_in_batch: Any) -> bool:
 
 def _divides(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> bool:
     """Whether the loss is divided by the number of items: many models ignore the argument."""
+    counts = num_items_in_batch, 2 * num_items_in_batch
     with evaluation_mode(model), torch.no_grad():  # neither dropout nor running statistics
-        once, twice = (
-            compute_loss(model, dict(inputs), num_items_in_batch=times * num_items_in_batch)
-            for times in (1, 2)
-        )
+        once, twice = (compute_loss(model, dict(inputs), num_items_in_batch=n) for n in counts)
     return not torch.allclose(once, twice, rtol=1e-3)
 
 

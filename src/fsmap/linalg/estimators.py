@@ -350,8 +350,7 @@ ROUNDING_SHARE = 0.1  # of a step, and of a trace, that may be rounding
 def check_trace(value: Tensor, site: Site, squares: Tensor | None, beta: float | None) -> None:
     """Raise InputError if an estimate is not finite, or a difference is lost in rounding.
 
-    A step βψ is rounded to the last digit of θ, u·|θ|, and a difference of outputs to u·|f|, u the
-    machine epsilon; ``squares`` is the sum of |f|² over points. Nothing is checked inside ``vmap``.
+    A step βψ is rounded to u·|θ|, u the machine epsilon, a difference to u·|f|; not inside vmap.
     """
     found, params = number(value), site.params
     if found is None or (math.isfinite(found) and beta is None):

@@ -74,9 +74,10 @@ def check_replaceable(f: ModelFn, mode: str) -> None:
     if scripted:
         kind = ForwardModeError if mode == "forward" else UnsupportedModuleError
         raise kind(
-            f"{mode}-mode differentiation failed: {scripted[0]} is TorchScript, inside which "
-            "normalizations have wrong second derivatives (use the estimator 'fd_central', which "
-            "needs forward passes only, or the module it was scripted or traced from)"
+            f"{mode}-mode differentiation failed: {scripted[0] or 'the module itself'} is "
+            "TorchScript, inside which normalizations have wrong second derivatives (use the "
+            "estimator 'fd_central', which needs forward passes only, or the module it was "
+            "scripted or traced from)"
         )
 
 
@@ -184,11 +185,7 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
 
 
 def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
-    """J in factored form, differentiable in ``params``.
-
-    If an output depends on its own point alone (:func:`alone`) this takes one forward and K reverse
-    passes over the batch, otherwise S·K of them.
-    """
+    """J in factored form, by K reverse passes over the batch if f is :func:`alone`, else S·K."""
     check_replaceable(f, "reverse")
     params = params if torch.is_grad_enabled() else detached(params)
     with torch.enable_grad():
@@ -251,10 +248,7 @@ NARROW = 4096  # blocks with fewer columns are concatenated before they are mult
 
 
 class Block(NamedTuple):
-    """Columns of J: of a linear layer, factored, or of any other parameter, written out.
-
-    Row (s, k) of a layer's weight is Σ_t δ hᵀ, of its bias Σ_t δ. Without h, δ is the row itself.
-    """
+    """Columns of J: Σ_t δ hᵀ of a layer's weight, Σ_t δ of its bias; without h, δ itself."""
 
     names: tuple[str, ...]  # weight and bias, or one parameter
     grads: Tensor  # [S, K, T, o]  δ
@@ -296,11 +290,9 @@ class Factors(NamedTuple):
 
     def rows(self) -> Tensor:
         """J written out: [S, K, P]."""
-        columns = {
-            name: column
-            for block in self.blocks
-            for name, column in zip(block.names, block.columns(), strict=True)
-        }
+        columns: dict[str, Tensor] = {}
+        for block in self.blocks:
+            columns |= zip(block.names, block.columns(), strict=True)
         return torch.cat([columns[name] for name in self.names], dim=-1)
 
     def gram(self) -> Tensor:
@@ -430,20 +422,13 @@ def _recorded_of(f: ModelFn) -> dict[Any, Any]:
 
 
 def record(call: Callable[[], Tensor], params: Params) -> Calls:
-    """The calls of a pass at one point, in order.
-
-    A parameter that is used more than once or in another way, or in no call that can be recorded
-    (compiled code), counts as other.
-    """
+    """The calls of a pass, in order; a parameter without exactly one such call counts as other."""
     recorder = CallRecorder(params)
     with torch.no_grad(), recorder:
         out = call()
     times = Counter(name for call in recorder.layers for name in (call.weight, call.bias))
     known = {name for name, n in times.items() if n == 1} - recorder.others
-
-    def keep(name: str | None) -> str | None:
-        return name if name in known else None
-
+    keep = {name: name for name in known}.get
     layers = tuple(c._replace(weight=keep(c.weight), bias=keep(c.bias)) for c in recorder.layers)
     return Calls(layers, tuple(name for name in params if name not in known), out.numel())
 

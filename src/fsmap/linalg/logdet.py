@@ -149,7 +149,8 @@ def evaluate(
     if method == "dual":
         factors = linearize(*site[:3])  # without A where layers are linear
         gram = site.resolve(factors.out).gram(factors.gram(), num_points(site.x))
-        value = dual(gram, jitter, P)
+        value, missing = positive_log_det(gram, jitter), P - len(gram)
+        value = value + missing * jitter.log() if missing else value  # Sylvester
         total, small = gram.trace(), gram
     else:
         rows = whitened_rows(*site)
@@ -241,13 +242,6 @@ def check_jitter(jitter: Tensor, rows: int, P: int) -> None:
 
 # Log-determinants of AᵀA + εI from the rows A [Q, P] or their Gram matrix, in float64,
 # differentiable and vmappable: nan, not an error, if a matrix is not positive definite.
-
-
-def dual(gram: Tensor, jitter: Tensor, P: int) -> Tensor:
-    """(P − Q) log ε + log det(AAᵀ + εI), Sylvester; from AAᵀ."""
-    Q = len(gram)
-    value = positive_log_det(gram, jitter)
-    return value if P == Q else (P - Q) * jitter.log() + value
 
 
 def svd_clip(rows: Tensor, jitter: Tensor) -> Tensor:

@@ -87,10 +87,7 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
         return found
     scale = 1 / math.sqrt(S)
     return Whitening(
-        lambda u: (scale * u).flatten(0, 1),
-        lambda v: (scale * v).reshape(S, K),
-        S * K,
-        scale=scale,
+        lambda u: (scale * u).flatten(0, 1), lambda v: (scale * v).reshape(S, K), S * K, scale=scale
     )
 
 
@@ -198,10 +195,7 @@ def _whitening(factor: Tensor, S: int, K: int) -> Whitening:
 
 
 def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
-    """A metric as it is, or the metric that a tensor stands for.
-
-    Tensors: [S] weights, [K, K] or [S, K, K] between outputs, [S·K, S·K] general.
-    """
+    """A metric as it is, or the metric that a tensor stands for by its shape."""
     if not isinstance(metric, Tensor):
         if isinstance(metric, type) or not hasattr(metric, "at"):
             raise InputError(
@@ -214,10 +208,8 @@ def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
     kinds = {(S * K, S * K): General, (K, K): Output, (S, K, K): Output, (S,): Weights}
     if shape in kinds:
         return kinds[shape](metric)
-    raise InputError(
-        f"a metric of shape {shape} fits neither [S], [K, K], [S, K, K] nor [S*K, S*K] "
-        f"with {S=}, {K=}"
-    )
+    text = f"a metric of shape {shape} fits neither [S], [K, K], [S, K, K] nor [S*K, S*K]"
+    raise InputError(f"{text} with {S=}, {K=}")
 
 
 def _root(matrix: Tensor, out: Tensor) -> Tensor:
@@ -231,10 +223,8 @@ def _root(matrix: Tensor, out: Tensor) -> Tensor:
     # Rounding makes zero eigenvalues slightly negative: up to this they are zero.
     size = matrix.shape[-1] * eigenvalues.abs().amax(-1, keepdim=True)
     if not holds((eigenvalues >= -rounding * size).all(), otherwise=True):
-        raise InputError(
-            f"a metric must not have negative eigenvalues, got {float(eigenvalues.min()):.3g}. "
-            "Leave its negative part out."
-        )
+        least = f"{float(eigenvalues.min()):.3g}. Leave its negative part out."
+        raise InputError(f"a metric must not have negative eigenvalues, got {least}")
     zero = eigenvalues <= torch.finfo(torch.float64).eps * size
     factor: Tensor = vectors * torch.where(zero, 0.0, eigenvalues).sqrt()[..., None, :]
     return factor

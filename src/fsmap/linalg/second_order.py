@@ -338,10 +338,7 @@ def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
 def embedding(
     input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **options: Any
 ) -> Tensor:
-    """``F.embedding`` with its own derivative: dense, and not scaled by frequency.
-
-    As in reverse mode, the row of padding is a constant.
-    """
+    """``F.embedding``: dense, not scaled by frequency, the row of padding a constant."""
     options |= dict(zip(("max_norm", "norm_type"), args, strict=False))
     options |= {"scale_grad_by_freq": False, "sparse": False}
     out = F.embedding(input, weight, padding_idx, **options)
@@ -362,10 +359,8 @@ def _refuse(name: str) -> Callable[..., Any]:
         given = [a for a in (*args, *options.values()) if isinstance(a, str)]
         if "scatter" in name and given != ["prod"]:
             return getattr(Tensor, name)(*args, **options)
-        raise ForwardModeError(
-            f"torch's {name} has a wrong derivative in forward mode. Use the estimator "
-            "'fd_central', which needs forward passes only."
-        )
+        how = "Use the estimator 'fd_central', which needs forward passes only."
+        raise ForwardModeError(f"torch's {name} has a wrong derivative in forward mode. {how}")
 
     return call
 
@@ -414,13 +409,8 @@ NAMES: dict[str, Callable[..., Any]] = {
         indices, weight, padding_idx if padding_idx >= 0 else None
     ),
 }
-REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
-    **_by_name(NAMES),
-    F.batch_norm: batch_norm,
-    F.instance_norm: instance_norm,
-    F.embedding: embedding,
-    F.dropout: dropout,
-}
+REPLACED = _by_name(NAMES) | {F.batch_norm: batch_norm, F.instance_norm: instance_norm}
+REPLACED |= {F.embedding: embedding, F.dropout: dropout}
 WRONG = (
     "linalg_tensorsolve linalg_solve_ex _linalg_solve_ex triangular_solve _linalg_det "
     "_linalg_slogdet native_batch_norm _native_batch_norm_legit "

@@ -23,16 +23,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fsmap.errors import InputError
-from fsmap.functional import (
-    NoiseReplay,
-    count,
-    detached,
-    flat,
-    num_points,
-    number,
-    ravel,
-    unravel,
-)
+from fsmap.functional import NoiseReplay, count, detached, flat, num_points, number, ravel, unravel
 from fsmap.linalg import probes as draw
 from fsmap.linalg.estimators import over_probes
 from fsmap.linalg.jacobian import alone, jvp, linearize, recorded_calls, vjp
@@ -59,9 +50,8 @@ def slq(
     params = site.params
     P, like = count(params), next(iter(params.values()))
     if number(jitter + 0 * like.sum()) is None:
-        raise InputError(
-            "slq stops when its error is small, so it cannot be vmapped; use 'dense' or 'dual'"
-        )
+        why = "slq stops when its error is small, so it cannot be vmapped"
+        raise InputError(f"{why}; use 'dense' or 'dual'")
     operator = operator or build(site)
     z = _vectors(probes, operator.size, generator, jitter)
     eps = jitter.detach().double()
@@ -208,11 +198,9 @@ def explicit(site: Site) -> Operator:
         rows = whiten.rows(factors.rows().double())
         matrix = rows.mT @ rows
     fixed = matrix.detach()
-
-    def form(U: Tensor) -> Tensor:
-        return (matrix * (U.mT @ U)).sum() / len(U)
-
-    return Operator(len(matrix), lambda V: V @ fixed, form)
+    return Operator(
+        len(matrix), lambda V: V @ fixed, lambda U: (matrix * (U.mT @ U)).sum() / len(U)
+    )
 
 
 def by_passes(site: Site) -> Operator:
@@ -258,10 +246,7 @@ def by_passes(site: Site) -> Operator:
         linear = torch.stack([(p * total[n]).sum() for n, p in params.items()]).sum()
         return value + (linear - linear.detach())
 
-    def matvec(V: Tensor) -> Tensor:
-        return over_probes(f, product, V, chunk=size)
-
-    return Operator(min(whiten.size, P), matvec, form)
+    return Operator(min(whiten.size, P), lambda V: over_probes(f, product, V, chunk=size), form)
 
 
 def rounding_at_most(trace: Tensor, jitter: Tensor, precision: torch.dtype, count: int) -> Tensor:

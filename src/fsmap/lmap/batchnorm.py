@@ -68,8 +68,7 @@ def recording(changes: list[Change]) -> Replacing:
 class FrozenStatistics(Wrapped):
     """A model function whose BatchNorm layers use running statistics that follow the weights.
 
-    ``changes`` were recorded by :func:`recording`; None: they are recorded in the first unperturbed
-    pass. They are matched to layers by the order of calls. Layers in ``eval()`` mode do not change.
+    ``changes``, in the order of calls, are from :func:`recording`, or the first unperturbed pass.
     """
 
     def __init__(self, f: Functional, changes: list[Change] | None) -> None:
@@ -222,11 +221,7 @@ def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tenso
 
 @contextmanager
 def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> Iterator[None]:
-    """Context manager: SyncBatchNorm layers that synchronize use :func:`sync_batch_norm`.
-
-    Raises UnsupportedModuleError if the estimator differentiates the points of one rank in reverse
-    mode: a backward pass through the layer sums the cotangents of all ranks.
-    """
+    """Context manager: SyncBatchNorm layers that synchronize use :func:`sync_batch_norm`."""
     parts = module.modules() if dist.is_available() and dist.is_initialized() else ()
     layers = [m for m in parts if isinstance(m, nn.SyncBatchNorm) and m.training]
     if layers and estimator.reverse_mode and mode != "frozen":
@@ -242,11 +237,7 @@ def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> I
 
 
 def sync_batch_norm(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:
-    """SyncBatchNorm in training mode by arithmetic that has all derivatives, on any device.
-
-    torch's own has neither a forward mode nor a second derivative, and runs on a GPU only. This has
-    the same mean, variance and running statistics over the points of all ranks.
-    """
+    """SyncBatchNorm in training mode by arithmetic that has all derivatives, on any device."""
     if has_torch_function_unary(x):  # a mode may replace it, like torch's own functions
         replaced: Tensor = handle_torch_function(sync_batch_norm, (x,), layer, x)
         return replaced
@@ -265,18 +256,17 @@ def sync_batch_norm(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:
     return out.to(x.dtype)
 
 
-def _update_running(layer: nn.SyncBatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+@torch.no_grad()
+def _update_running(layer: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     if layer.running_mean is None or layer.running_var is None:
         return
-    assert layer.num_batches_tracked is not None
-    with torch.no_grad():
-        layer.num_batches_tracked.add_(1)
-        share: Any = layer.momentum
-        if share is None:  # cumulative average
-            share = 1 / layer.num_batches_tracked.to(mean.dtype)
-        unbiased = variance * (count / (count - 1))
-        layer.running_mean.mul_(1 - share).add_(share * mean)
-        layer.running_var.mul_(1 - share).add_(share * unbiased)
+    layer.num_batches_tracked.add_(1)
+    share = layer.momentum
+    if share is None:  # cumulative average
+        share = 1 / layer.num_batches_tracked.to(mean.dtype)
+    unbiased = variance * (count / (count - 1))
+    layer.running_mean.mul_(1 - share).add_(share * mean)
+    layer.running_var.mul_(1 - share).add_(share * unbiased)
 
 
 def _total(x: Tensor, group: Any = None) -> Tensor:

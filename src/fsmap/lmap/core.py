@@ -111,10 +111,9 @@ def evaluate(
     outputs: Outputs | None = None,
     noise: Noise = nullcontext,
 ) -> Evaluation:
-    """The output at training points, R, and the buffers after the training pass.
+    """The output at training points, R, and the buffers after that pass; the module is unchanged.
 
-    ``params`` are those that R is about. ``x`` is None if only R is needed. Random layers of a
-    separate evaluation pass draw within ``noise``. The module is unchanged.
+    ``x`` is None if only R is needed. A separate evaluation pass draws its masks within ``noise``.
     """
     if options.batchnorm == "joint" and x is not None:
         size = num_points(x)
@@ -367,10 +366,7 @@ class Regularizer:
     def __call__(
         self, x: Inputs | None = None, *, drawn: Drawn | None = None, compiled: bool = False
     ) -> Evaluation:
-        """R of the current step, and the output at ``x`` if given; the module is unchanged.
-
-        ``compiled`` asks to compile even if :attr:`compiled` has no options.
-        """
+        """R of the current step, and the output at ``x`` if given; the module is unchanged."""
         params = self.params()
         self._names = tuple(params)
         drawn = self.draw(x, params) if drawn is None else drawn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnseenStatisticsWarning
-from fsmap.functional import accumulate, seeded
+from fsmap.functional import accumulate, clock, seeded
 from fsmap.lmap.batchnorm import unchanged
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
@@ -59,11 +58,9 @@ class StepCost(NamedTuple):
             name = f"every={k}" + (" (set)" if k == self.every else "")
             steps.append((name, self.seconds(k), self.active_bytes))
         lines = [self.settings, f"{'step':<14}{'time':>10}{'factor':>8}"]
-        lines += [
-            f"{name:<14}{1e3 * seconds:>7.1f} ms{seconds / self.plain:>7.2f}x"
-            + (f"{size / 1e6:>10.1f} MB" if size is not None else "")
-            for name, seconds, size in steps
-        ]
+        for name, seconds, size in steps:
+            peak = "" if size is None else f"{size / 1e6:>10.1f} MB"
+            lines.append(f"{name:<14}{1e3 * seconds:>7.1f} ms{seconds / self.plain:>7.2f}x{peak}")
         lines.append(f"medians of steps measured in turns; spread up to {self.spread:.0%}")
         return "\n".join(lines)
 
@@ -157,19 +154,13 @@ def _in_turns(
     while not rounds or (len(rounds) < repeats and sum(map(sum, rounds)) < MEASURE_SECONDS):
         found = []
         for run in runs:
-            start = _now(device)
+            start = clock(device)
             run()
-            found.append(_now(device) - start)
+            found.append(clock(device) - start)
         rounds.append(found)
     times = list(zip(*rounds, strict=True))
     medians = [statistics.median(each) for each in times]
     return medians, max((max(t) - min(t)) / m for t, m in zip(times, medians, strict=True))
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def _peak(run: Callable[[], object], device: torch.device) -> int | None:
@@ -269,15 +260,9 @@ def _check_term(term: object, allowed: Any, function: str) -> None:
 
 def _warn_if_unseen(module: nn.Module) -> None:
     """Warn if running statistics are still those of a new layer."""
-    unseen = [
-        name
-        for name, layer in module.named_modules()
-        if isinstance(layer, _BatchNorm)
-        and layer.running_mean is not None
-        and layer.running_var is not None
-        and not layer.running_mean.any()
-        and bool((layer.running_var == 1).all())
-    ]
+    norms = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
+    stats: list[Any] = [(n, m.running_mean, m.running_var) for n, m in norms]
+    unseen = [n for n, m, v in stats if m is not None and not m.any() and bool((v == 1).all())]
     if unseen:
         message = (
             f"R is measured with running statistics, and {len(unseen)} BatchNorm layers (the first "
@@ -292,10 +277,8 @@ def _draws(term: LMAP | LaplacianPenalty, x: Inputs, draws: int) -> Tensor:
     """R of several draws, ``[draws]``; steps and buffers are left as they were."""
     reg, joint = term.regularizer, term.batchnorm == "joint"
     if joint and x is None:
-        raise InputError(
-            'LMAP(batchnorm="joint") averages R over training and evaluation points: give x, a '
-            "training batch"
-        )
+        why = 'LMAP(batchnorm="joint") averages R over training and evaluation points'
+        raise InputError(f"{why}: give x, a training batch")
     kept, found = reg.step, []
     try:
         with torch.no_grad():

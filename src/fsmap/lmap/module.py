@@ -37,10 +37,9 @@ def _with_all_options(cls: C) -> C:
     shown = list(inspect.signature(cls).parameters.values())[:-1]
     known = {p.name for p in shown}
     keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [o for o in fields(Options) if o.name not in known]
     shown += [
-        inspect.Parameter(o.name, keyword, default=o.default, annotation=o.type)
-        for o in fields(Options)
-        if o.name not in known
+        inspect.Parameter(o.name, keyword, default=o.default, annotation=o.type) for o in more
     ]
     cls.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return cls
@@ -362,9 +361,8 @@ class LogTrace(nn.Module):
     def nats(self, nats: float) -> None:
         given: object = nats
         if not (isinstance(given, Real) and 0 <= float(given) < math.inf):
-            raise InputError(
-                f"nats must be a number, at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
-            )
+            usual = "0.01 to 0.1 is usual"
+            raise InputError(f"nats must be a number, at least 0 and finite, got {nats!r}; {usual}")
         self._nats = float(nats)
 
     @property

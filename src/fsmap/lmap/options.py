@@ -98,14 +98,14 @@ class Options:
         self._check_numbers()
         check_module(module)
         if any(getattr(m, "_is_lmap", False) for m in module.modules()):
-            raise UnsupportedModuleError(
-                "the module is, or contains, an LMAP already: give the model inside it"
-            )
+            message = "the module is, or contains, an LMAP already: give the model inside it"
+            raise UnsupportedModuleError(message)
         _, params = functional(module)
         found = [name for name, p in params.items() if p.is_complex()]
         if found:
             raise UnsupportedModuleError(f"{found[0]!r} is complex; R needs real parameters")
-        bare = without_statistics(module)
+        norms = [(name, m) for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
+        bare = [name for name, m in norms if m.running_mean is None]
         if self.batchnorm == "frozen" and bare:
             raise InputError(
                 f"batchnorm='frozen' needs running statistics, and {bare} keep none "
@@ -116,10 +116,9 @@ class Options:
                 "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "
                 f"outputs needs all of them; got {type(self.metric).__name__}"
             )
-        mode = self.batchnorm
+        mode, beta = self.batchnorm, float(self.beta)
         if mode == "auto":
             mode = "batch" if bare else "frozen"
-        beta = float(self.beta)
         estimator = by_name(self.estimator, beta=beta)
         return replace(self, px=as_px(self.px), estimator=estimator, batchnorm=mode, beta=beta)
 
@@ -134,12 +133,6 @@ class Options:
         beta: Any = self.beta
         if not (isinstance(beta, Real) and 0 < float(beta) < math.inf):
             raise InputError(f"beta must be a number > 0 and finite, got {self.beta!r}")
-
-
-def without_statistics(module: nn.Module) -> list[str]:
-    """Names of BatchNorm layers that keep no running statistics."""
-    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
-    return [name for name, layer in layers if layer.running_mean is None]
 
 
 def check_mode(mode: str, allowed: tuple[str, ...] = MODES, instead: str = "") -> None:
@@ -210,11 +203,7 @@ class Outputs(NamedTuple):
         return torch.randperm(self.size, generator=source, device=source.device)[:num].sort().values
 
     def only(self, f: Functional, rows: Tensor) -> Functional:
-        """The model with only some of its outputs, ``[S, ..., k]``.
-
-        If the linear layer behind them is known only those rows of it are multiplied, so that
-        nothing of size V exists; otherwise the output is indexed.
-        """
+        """The model with only some outputs, ``[S, ..., k]``: rows of its last layer, if known."""
 
         def some(module: nn.Module, x: Inputs) -> Tensor:
             if self.head is None:

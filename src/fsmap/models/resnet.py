@@ -28,10 +28,9 @@ EPS = 1e-3  # of ResNet-50's BatchNorm
 
 
 class Block(nn.Module):
-    """Convolutions ``conv1``, ``conv2``, … with their BatchNorms, and a shortcut.
+    """Convolutions ``conv1``, …, the first with the stride, their BatchNorms, and a shortcut.
 
-    Two of 3×3, or for ``large`` images 1×1, 3×3 and 1×1 to 4 · width channels; the first has the
-    stride.
+    Two of 3×3, or for ``large`` images 1×1, 3×3 and 1×1 to 4 · width channels.
     """
 
     def __init__(self, inputs: int, width: int, stride: int, *, large: bool) -> None:
@@ -137,10 +136,7 @@ def resnet18(
 
 
 class Upscaled(nn.Module):
-    """Applies a network for large images to small ones: resizes and normalizes them for it.
-
-    ``mean`` and ``std`` are what the small images were normalized with.
-    """
+    """A network for large images on small ones that were normalized with ``mean`` and ``std``."""
 
     def __init__(
         self, module: nn.Module, mean: Sequence[float], std: Sequence[float], size: int = SIZE
@@ -184,14 +180,11 @@ def read_keras(files: Mapping[str, Path]) -> dict[str, Tensor]:
     raw = b"".join(files[name].read_bytes() for name in manifest["paths"])
     sizes = [math.prod(entry["shape"]) for entry in manifest["weights"]]
     if len(raw) != 4 * sum(sizes):
-        raise MissingDataError(
-            f"the shards hold {len(raw)} bytes, model.json lists {4 * sum(sizes)}: one is truncated"
-        )
+        what = f"the shards hold {len(raw)} bytes, model.json lists {4 * sum(sizes)}"
+        raise MissingDataError(f"{what}: one is truncated")
     numbers = torch.from_numpy(np.frombuffer(raw, dtype="<f4").copy())
-    keras = {
-        entry["name"]: part.reshape(entry["shape"])
-        for entry, part in zip(manifest["weights"], numbers.split(sizes), strict=True)
-    }
+    pairs = zip(manifest["weights"], numbers.split(sizes), strict=True)
+    keras = {entry["name"]: part.reshape(entry["shape"]) for entry, part in pairs}
     found = {"fc.weight": keras["fc1000/kernel"].T, "fc.bias": keras["fc1000/bias"]}
     layers = [("", "conv1", "bn1")]
     for stage, count in enumerate(STAGES_50):

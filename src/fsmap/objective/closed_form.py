@@ -92,10 +92,7 @@ class BasisModel(nn.Module):
         return design.mT @ design / len(design)
 
     def factor(self, x: Tensor) -> Tensor:
-        r"""A square root of $\Phi$ for the empirical $p_X$: $F^\top F = \Phi$, ``[min(S, P), P]``.
-
-        F keeps eigenvalues of $\Phi$ down to $10^{-32}$ of the largest; $\Phi$ itself loses them.
-        """
+        r"""F with $F^\top F = \Phi$, ``[min(S, P), P]``: it keeps small eigenvalues of $\Phi$."""
         design = self.design(x)
         rows: Tensor = design / math.sqrt(len(design))
         return rows if len(rows) <= rows.shape[-1] else torch.linalg.qr(rows, mode="r").R
@@ -154,10 +151,8 @@ class BumpBasis(BasisModel):
         return torch.exp(-(x[:, None] - self.centers).square() / self.width)
 
     def uniform_gram(self) -> Tensor:
-        r"""$\Phi$ for $p_X = \mathrm{Uniform}(-1, 1)$, in closed form (error functions).
-
-        A product of two bumps is a bump of half the width at the middle of their centers.
-        """
+        r"""$\Phi$ for $p_X = \mathrm{Uniform}(-1, 1)$, in closed form (error functions)."""
+        # a product of two bumps is a bump of half the width at the middle of their centers
         c, w = self.centers, self.width
         middle, apart, root = (c[:, None] + c) / 2, c[:, None] - c, math.sqrt(w / 2)  # [P, P]
         area = torch.erf((1 - middle) / root) + torch.erf((1 + middle) / root)
@@ -196,10 +191,7 @@ class Invertible(NamedTuple):
 
 
 class Diagonal(NamedTuple):
-    r"""Orthogonal features: $\sum_i \log(\sigma'(\theta_i)^2\,\Phi_{ii} + \epsilon)$, in log space.
-
-    With a jitter of 1e-32 this is the paper's protocol for the Fourier model.
-    """
+    r"""Orthogonal features: $\sum_i \log(\sigma'(\theta_i)^2\,\Phi_{ii} + \epsilon)$."""
 
     diagonal: Tensor  # [P]
     jitter: float | Tensor  # ε ≥ 0; a tensor broadcasts against the members

@@ -144,10 +144,8 @@ def check_classes(out: Tensor, y: Tensor) -> None:
             "For one logit per point use Bernoulli()."
         )
     if y.dtype == torch.bool or y.is_complex():
-        raise InputError(
-            f"labels have dtype {y.dtype}; allowed are integers (class numbers) or floats "
-            "(probabilities). Convert with y.long()."
-        )
+        allowed = "integers (class numbers) or floats (probabilities). Convert with y.long()."
+        raise InputError(f"labels have dtype {y.dtype}; allowed are {allowed}")
     expected = out.shape if y.is_floating_point() else out.shape[:-1]
     if y.shape != expected:
         what = "float targets are probabilities" if y.is_floating_point() else "integer targets"
@@ -161,29 +159,21 @@ def check_classes(out: Tensor, y: Tensor) -> None:
 def check_batch(out: Tensor, y: Tensor) -> None:
     """Raise InputError unless there are points, floating-point outputs and finite targets."""
     if out.numel() == 0 or y.numel() == 0:
-        raise InputError(
-            f"the batch is empty: outputs {list(out.shape)}, targets {list(y.shape)}. "
-            "Give at least one point."
-        )
+        found = f"outputs {list(out.shape)}, targets {list(y.shape)}"
+        raise InputError(f"the batch is empty: {found}. Give at least one point.")
     if not out.is_floating_point():
         raise InputError(f"outputs have dtype {out.dtype}; they must be floating-point numbers.")
     bad = int((~torch.isfinite(y)).sum())
     if bad:
-        raise InputError(
-            f"targets hold {bad} values that are nan or infinite (of {y.numel()}). "
-            "Remove or impute those points."
-        )
+        found = f"{bad} values that are nan or infinite (of {y.numel()})"
+        raise InputError(f"targets hold {found}. Remove or impute those points.")
 
 
 def tensor_like(value: float | Tensor, like: Tensor) -> Tensor:
-    """A hyper-parameter as a tensor with the dtype and device of ``like``.
-
-    A tensor keeps its graph, so that the scale can be learned or vmapped. A float becomes a 0-dim
-    tensor by a fill, not by a copy from the host, so that a CUDA graph can capture it.
-    """
+    """A hyper-parameter, with its graph, in the dtype and on the device of ``like``."""
     if isinstance(value, Tensor):
         return value.to(dtype=like.dtype, device=like.device)
-    return like.new_full((), float(value))
+    return like.new_full((), float(value))  # a fill: a CUDA graph cannot hold a copy from the host
 
 
 # --- priors
@@ -296,10 +286,8 @@ class Reparametrized(NamedTuple):
             along = jvp(function, (tensor,), (v.view_as(tensor),))[1]
             expected = _slope(function, tensor)[1] * v.view_as(tensor)
             if not torch.allclose(along, expected, rtol=1e-3, atol=1e-6, equal_nan=True):
-                raise InputError(
-                    f"the inverse map mixes the entries of {name!r}. Give an elementwise map: one "
-                    "whose Jacobian is diagonal."
-                )
+                how = "Give an elementwise map: one whose Jacobian is diagonal."
+                raise InputError(f"the inverse map mixes the entries of {name!r}. {how}")
         self.prior.check(theta)
 
     def _pull_back(self, params: Params) -> tuple[Params, Tensor]:

@@ -91,12 +91,7 @@ def _no_waiting() -> Iterator[None]:
 
 
 class Graphed:
-    """The step of an ensemble, captured.
-
-    Batches and draws are made outside and copied into buffers that the graph reads. Steps whose
-    feed has another shape (``every=k`` leaves draws out) have a graph of their own. If a step
-    cannot be captured, the eager one goes on with a warning.
-    """
+    """The step of an ensemble, captured once for each shape of its feed; eager if that fails."""
 
     def __init__(
         self, step: Callable[[Any], Tensor], state: Callable[[], Sequence[Tensor]]

@@ -75,18 +75,15 @@ def load(path: Path, *, hint: str = HINT) -> Checkpoint:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is truncated or no checkpoint at all ({error}). {hint}"
-        ) from error
+        reason = f"is truncated or no checkpoint at all ({error})"
+        raise CheckpointError(f"{path} {reason}. {hint}") from error
     kind = about.get("format")
     if kind != FORMAT:
-        raise CheckpointError(
-            f"{path} is not an fsmap checkpoint: its format is {kind!r}, not {FORMAT!r}"
-        )
+        why = f"its format is {kind!r}, not {FORMAT!r}"
+        raise CheckpointError(f"{path} is not an fsmap checkpoint: {why}")
     if about.pop("sha256", None) != _digest(tensors, about):
-        raise CheckpointError(
-            f"{path} was altered or damaged: its checksum does not fit its content. {hint}"
-        )
+        why = "its checksum does not fit its content"
+        raise CheckpointError(f"{path} was altered or damaged: {why}. {hint}")
     with readable(path, hint=hint):
         config, progress = (dict(json.loads(about[k]).items()) for k in ("config", "progress"))
         return Checkpoint(tensors, config, progress)

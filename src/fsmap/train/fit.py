@@ -86,9 +86,8 @@ def fit(
     train = loop.as_batch(data, params)
     given: object = objective
     if not isinstance(given, Objective):
-        raise InputError(
-            f"the objective must come from ps_map, fs_map or l_map of fsmap, got {objective!r}"
-        )
+        makers = "ps_map, fs_map or l_map of fsmap"
+        raise InputError(f"the objective must come from {makers}, got {objective!r}")
     rows, size = len(train.y), settings.batch_size
     if objective.num_data != rows:
         message = (

@@ -67,11 +67,7 @@ class OptimizerSpec(NamedTuple):
     def build(
         self, tensors: Iterable[Tensor], *, capturable: bool = False, moving_lr: bool = True
     ) -> Optimizer:
-        """Make the ``torch.optim`` optimizer, in its fused form.
-
-        ``capturable`` keeps the step count on the device, so that a CUDA graph can hold the update,
-        and the learning rate too if it moves. Torch's fused kernels read it in float32.
-        """
+        """Make the ``torch.optim`` optimizer, fused; ``capturable``: a CUDA graph can hold it."""
         tensors = list(tensors)
         options = dict(self.options)
         lr: float | Tensor = self.lr
@@ -145,10 +141,9 @@ def global_norm(grads: Params, *, stacked: bool = False) -> Tensor:
     """Euclidean norm over all tensors of a gradient, ``[]``; ``[M]`` if they are stacked."""
     lead = 1 if stacked else 0
     flat = [g.reshape(*g.shape[:lead], -1) for g in grads.values()]  # [M, p] or [p]
-    norms: Tensor = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(g, dim=-1) for g in flat]), dim=0
-    )
-    return norms
+    norms = torch.stack([torch.linalg.vector_norm(g, dim=-1) for g in flat])
+    total: Tensor = torch.linalg.vector_norm(norms, dim=0)
+    return total
 
 
 def clip_by_norm(grads: Params, norm: Tensor, max_norm: float) -> Params:
@@ -235,16 +230,12 @@ class Settings:
             raise InputError(f"{NO_METRIC}, got {self.by!r}")
 
     def describe(self) -> dict[str, Any]:
-        """The settings that must agree for a resumed run to equal an uninterrupted one.
-
-        The number of steps counts only if the learning rate depends on it: a run with a constant
-        learning rate can be extended.
-        """
+        """The settings that must agree for a resumed run to equal an uninterrupted one."""
         optimizer, schedule = self.optimizer, self.schedule
         return {
             "optimizer": {"name": optimizer.name, "lr": optimizer.lr, **dict(optimizer.options)},
             "schedule": schedule._asdict(),
-            "steps": "any" if schedule.decay == "none" else self.steps,
+            "steps": "any" if schedule.decay == "none" else self.steps,  # "any": it can go on
             "batch_size": self.batch_size,
             "replace": self.replace,
             "clip": self.clip,
@@ -321,9 +312,8 @@ def as_batch(data: object, params: Params) -> Batch:
     """Data on the device and in the dtype of the parameters; raises InputError if they are bad."""
     pair = (data.x, data.y) if hasattr(data, "x") and hasattr(data, "y") else data
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise InputError(
-            f"data must be Batch(x, y), a pair, or have .x and .y, got {type(data).__name__}"
-        )
+        kind = type(data).__name__
+        raise InputError(f"data must be Batch(x, y), a pair, or have .x and .y, got {kind}")
     x, y = pair
     check_points(x)
     if not isinstance(y, Tensor) or y.ndim == 0:
@@ -372,10 +362,9 @@ def update(
     clip: float | None,
     finite: Tensor | None = None,
 ) -> Tensor:
-    """Clip the gradient and move the parameters in place.
+    """Clip the gradient and move the parameters in place; returns the ``COLUMNS``, [5] or [5, M].
 
-    For a stack of members, ``finite`` [M] becomes False where a loss or gradient is not finite; the
-    gradients of these members are zero from then on. Returns the ``COLUMNS``, [5] or [5, M].
+    ``finite`` [M] of a stack becomes False for members that diverge; their gradients are then zero.
     """
     norm = global_norm(grads, stacked=finite is not None)
     if clip is not None:
@@ -499,11 +488,8 @@ class Recorder:
 
     def history(self, diverged: Tensor | None = None) -> History:
         """Everything flushed so far."""
-        return History(
-            _joined(self._blocks, ("step", "lr", "seconds", *COLUMNS)),
-            _joined(self._validation, ("step", "value")),
-            diverged,
-        )
+        columns = _joined(self._blocks, ("step", "lr", "seconds", *COLUMNS))
+        return History(columns, _joined(self._validation, ("step", "value")), diverged)
 
 
 def _joined(blocks: list[dict[str, Tensor]], names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -584,11 +570,9 @@ class Loop:
         none = torch.zeros(value.shape, dtype=torch.long), torch.full_like(value, torch.inf)
         old = self.best or Best(params, *none)
         better = value < old.value
-        self.best = Best(
-            params={n: torch.where(expand(better, p), p, old.params[n]) for n, p in params.items()},
-            step=torch.where(better, self.step, old.step),
-            value=torch.where(better, value, old.value),
-        )
+        kept = {n: torch.where(expand(better, p), p, old.params[n]) for n, p in params.items()}
+        step = torch.where(better, self.step, old.step)
+        self.best = Best(kept, step, torch.where(better, value, old.value))
 
     def _flush(self, last: bool) -> str:
         values = self.recorder.flush(last)
@@ -600,12 +584,8 @@ class Loop:
 
     def _checkpoint(self) -> files.Checkpoint:
         history = self.recorder.history()
-        groups: dict[str, dict[str, Tensor]] = {
-            "params": detached(self.params),
-            "history": history.columns,
-            "validation": history.validation,
-            "extra": self.extra,
-        }
+        groups = {"params": detached(self.params), "extra": self.extra}
+        groups |= {"history": history.columns, "validation": history.validation}
         for name, p in self.params.items():
             state = self.optimizer.state[p]
             groups[f"optimizer/{name}"] = {k: v for k, v in state.items() if isinstance(v, Tensor)}
@@ -617,10 +597,8 @@ class Loop:
 
     def _restore(self, path: Path) -> None:
         if not self.settings.resume:
-            raise CheckpointError(
-                f"the checkpoint {path} exists already. Pass resume=True to go on from it, choose "
-                "another path, or delete it."
-            )
+            how = "Pass resume=True to go on from it, choose another path, or delete it."
+            raise CheckpointError(f"the checkpoint {path} exists already. {how}")
         saved = files.load(path)
         files.check_same_run(path, saved.config, self.config)
         with files.readable(path):

@@ -124,9 +124,8 @@ class Grid:
 
 def _values(name: str, axis: Iterable[Value]) -> list[Value]:
     if isinstance(axis, str | bytes) or not isinstance(axis, Iterable):
-        raise InputError(
-            f"axis {name!r} needs a list of values, got {axis!r}. Write {name}=[{axis!r}]."
-        )
+        how = f"Write {name}=[{axis!r}]."
+        raise InputError(f"axis {name!r} needs a list of values, got {axis!r}. {how}")
     values = axis.tolist() if isinstance(axis, Tensor) else list(axis)
     if not values or len(set(values)) < len(values):
         raise InputError(f"axis {name!r} needs at least one value and none twice, got {values}")
@@ -138,10 +137,8 @@ def _check(members: tuple[dict[str, Value], ...]) -> None:
         raise InputError("the list of members is empty: a grid needs at least one")
     for index, member in enumerate(members):
         if set(member) != set(members[0]):
-            raise InputError(
-                f"members must have the same names: {list(members[0])}, but member {index} has "
-                f"{list(member)}"
-            )
+            here = f"member {index} has {list(member)}"
+            raise InputError(f"members must have the same names: {list(members[0])}, but {here}")
         seed = member.get(SEED, 0)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed must be an integer, got {seed!r} in member {index}")
@@ -253,9 +250,8 @@ def fit_population(
     members.start()
     feeder = Feeder(members, settings)
     capture = graph and _can_capture(members)
-    optimizer = settings.optimizer.build(
-        members.params.values(), capturable=capture, moving_lr=settings.schedule != loop.Schedule()
-    )
+    moves, leaves = settings.schedule != loop.Schedule(), members.params.values()
+    optimizer = settings.optimizer.build(leaves, capturable=capture, moving_lr=moves)
     size = choose_chunk(chunk, members, feeder)
     ensemble = Ensemble(members, feeder, optimizer, settings.clip, size, compile)
     divergence = Divergence(grid)
@@ -272,10 +268,9 @@ def fit_population(
     training.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
     divergence.warn()
     params = {n: p.detach().clone() for n, p in training.params.items()}
-    states = PopulationState(
-        params, training.step, grid, f, divergence.steps.clone(), training.best
-    )
-    return states, training.recorder.history(divergence.steps)
+    diverged = divergence.steps.clone()
+    states = PopulationState(params, training.step, grid, f, diverged, training.best)
+    return states, training.recorder.history(diverged)
 
 
 def _describe(members: Members, settings: loop.Settings) -> dict[str, Any]:
@@ -315,11 +310,7 @@ def _check_names(build: Callable[..., Objective], grid: Grid) -> None:
 
 
 def initialize(module: nn.Module, seed: int) -> Params:
-    """Fresh parameters for an architecture, as its own layers initialize themselves.
-
-    The module is not changed, and torch's own generator is left as it was. Raises
-    UnsupportedModuleError if a submodule has parameters but no ``reset_parameters``.
-    """
+    """Fresh parameters as an architecture's own layers initialize themselves; it is not changed."""
     places = {n: p.device for n, p in module.named_parameters()}
     fresh = copy.deepcopy(module).cpu()  # so that a seed means the same on every device
     with seeded(integer(seed, "init"), _device()):
@@ -353,9 +344,8 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
     if isinstance(made, nn.Module):
         made = functional(made)[1]
     if not isinstance(made, dict) or not made:
-        raise InputError(
-            f"init must give a dict of parameters or a module, got {type(made).__name__}"
-        )
+        kind = type(made).__name__
+        raise InputError(f"init must give a dict of parameters or a module, got {kind}")
     return {n: p.detach().clone() for n, p in made.items()}
 
 
@@ -380,9 +370,7 @@ class Members:
         self.seeds = [int(member.get(SEED, 0)) for member in grid]
         shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
         if any(found != shapes[0] for found in shapes):
-            raise InputError(
-                f"all members share one architecture, but init gives other shapes: {shapes}"
-            )
+            raise InputError(f"members share one architecture, but init gives shapes {shapes}")
         names = self.initial(0)
         initials = [self.initial(k) for k in range(len(grid))]
         stacked = {n: torch.stack([p[n] for p in initials]) for n in names}
@@ -420,10 +408,9 @@ class Members:
         if key not in self._objectives:
             made: object = self.build(**{n: h[member] for n, h in self.hypers.items()})
             if not isinstance(made, Objective):
-                raise InputError(
-                    "build must return an objective (ps_map, fs_map, l_map), got "
-                    f"{type(made).__name__}"
-                )
+                kind = type(made).__name__
+                message = f"build must return an objective (ps_map, fs_map, l_map), got {kind}"
+                raise InputError(message)
             self._objectives[key] = made
         return self._objectives[key]
 
@@ -475,10 +462,8 @@ class Feeder:
         streams = grid.groups(SPLIT) if size is None else grid.groups(SPLIT, SEED)
         places = torch.tensor([members.splits.index(key[0]) for key in streams])
         self._starts = N * places[:, None]  # [G, 1]  first row of the training set
-        self._orders = [
-            loop.Batches(N, size, seed=members.seeds[group[0]], replace=settings.replace)
-            for group in streams.values()
-        ]
+        seeds = [members.seeds[group[0]] for group in streams.values()]
+        self._orders = [loop.Batches(N, size, seed=s, replace=settings.replace) for s in seeds]
         self._all: Tensor | None = None
         if size is None and len(streams) > 1:
             self._all = (self._starts + torch.arange(N)).to(device)  # [G, N]
@@ -611,10 +596,8 @@ class Ensemble:
         return grads, loop.measured(value, parts)
 
     def _compile(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """The operators that the gradient runs, recorded and compiled once for each shape.
-
-        torch.compile cannot follow ``build``, which looks at numbers; a record has its constants.
-        """
+        """The operators that the gradient runs, recorded and compiled once for each shape."""
+        # torch.compile cannot follow ``build``, which looks at numbers; a record has its constants
         key = tuple(None if t is None else t.shape for t in tree_leaves(inputs))
         if key not in self._compiled:
             from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
@@ -695,10 +678,8 @@ class Divergence:
 def by_split(sets: Any, names: tuple[Value, ...]) -> dict[Value, Any]:
     """The data set of each value of the ``split`` axis, from a dict or list."""
     if not isinstance(sets, Mapping | list):
-        raise InputError(
-            "the grid has a 'split' axis, so data must be a dict or list of sets, got "
-            f"{type(sets).__name__}"
-        )
+        kind = type(sets).__name__
+        raise InputError(f"the grid has a 'split' axis: data must be a dict or list, got {kind}")
     known = dict(enumerate(sets)) if isinstance(sets, list) else sets
     missing = [name for name in names if name not in known]
     if missing:

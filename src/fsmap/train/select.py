@@ -97,9 +97,8 @@ def select(
     grid = states.grid
     unknown = [name for name in per if name not in RESERVED]
     if unknown:
-        raise InputError(
-            f"per may hold {list(RESERVED)}, got {unknown}: hyper-parameters are chosen"
-        )
+        allowed = list(RESERVED)
+        raise InputError(f"per may hold {allowed}, got {unknown}: hyper-parameters are chosen")
     measured = measure_members(states, on=on, by=by)
     broken = (states.diverged >= 0) | ~torch.isfinite(measured)
     cost = torch.where(broken, torch.inf, -measured if largest else measured)
@@ -111,9 +110,8 @@ def select(
         where = dict(zip(axes, place, strict=True))
         best = min((k for k in means if k[: len(axes)] == place), key=means.__getitem__)
         if not math.isfinite(means[best]):
-            raise DivergedError(
-                f"no configuration to choose{f' for {where}' if where else ''}: all diverged"
-            )
+            which = f" for {where}" if where else ""
+            raise DivergedError(f"no configuration to choose{which}: all diverged")
         config = dict(zip(grid.hyper_names, best[len(axes) :], strict=True))
         value = float(measured[groups[best]].mean())
         choices.append(Choice(where, config, tuple(groups[best]), value))

@@ -91,10 +91,9 @@ def solve(
     warmup: int = 0,
     advance: Callable[[float], None] = lambda _: None,
 ) -> Tensor:
-    """Train a population with full-batch Adam; the last parameters, ``[M, P]``.
+    """Train a population with full-batch Adam from ``[P]`` or ``[M, P]``; the last θ ``[M, P]``.
 
-    ``build`` makes the objective from the numbers of a member, whose ``split`` is the place of its
-    ``data``: rows of the design matrix and targets. ``start`` is ``[P]``, or ``[M, P]``.
+    A member's ``split`` is the place of its ``data``: rows of the design matrix and targets.
     """
     each = start.ndim == 2
     grid = [{**m, "seed": k if each else 0} for k, m in enumerate(members)]
@@ -186,11 +185,8 @@ def uniform_variants(config: FourierConfig) -> list[Variant]:
 
 
 def compress(model: FourierBasis, data: Batch) -> Batch:
-    """P + 1 rows of features and targets with the residual sum of all N points, at any θ.
-
-    They are R of the QR decomposition of [A, y], times √((P + 1)/N), because an objective counts
-    each row of a batch for N/(P + 1) points.
-    """
+    """P + 1 rows of features and targets with the residual sum of all N points, at any θ."""
+    # R of [A, y], times √((P + 1)/N): an objective counts each row for N/(P + 1) points
     table = torch.cat([model.design(data.x), data.y[:, None]], dim=-1)  # [N, P + 1]
     upper = torch.linalg.qr(table, mode="r").R
     size, num = table.shape[-1], len(table)
@@ -492,8 +488,7 @@ class FourierNoise(Experiment):
     def run(self, config: NoiseConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         variants = [
             v._replace(config={**v.config, "ratio": round(r, 6)}, noise_std=r * config.noise_std)
-            for v in uniform_variants(config)
-            for r in config.ratios
+            for v, r in itertools.product(uniform_variants(config), config.ratios)
         ]
         yield from config.fit(variants, context)
 
@@ -581,9 +576,8 @@ class FourierPoints(Experiment):
                 rise[f"M = {b}, {at}"] = ratio(b, a)
             for m in enough:
                 flat[f"M = {m}, {at}"] = ratio(m, math.inf)
-        path = (
-            f"from M = {fewer[0]} to {enough[0]}" if fewer and enough else "until Φ has full rank"
-        )
+        known = fewer and enough
+        path = f"from M = {fewer[0]} to {enough[0]}" if known else "until Φ has full rank"
         return [
             judge_all(f"Test RMSE falls by more than 10 % {path}, at every ε", fall, ratio=True,
                       below=0.9, paper="decreases"),

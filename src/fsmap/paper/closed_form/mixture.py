@@ -264,10 +264,9 @@ class MixtureBMA(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         distances = tables.select(rows, metric="distance")
-        gaps = {
-            alpha: paired_effect(members, {"method": "fs-map"}, {"method": "ps-map"})
-            for (alpha,), members in tables.group(distances, "prior_std").items()
-        }
+        by_std = tables.group(distances, "prior_std").items()
+        sides = {"method": "fs-map"}, {"method": "ps-map"}
+        gaps = {alpha: paired_effect(members, *sides) for (alpha,), members in by_std}
         narrow = {"": gaps[1.2]} if 1.2 in gaps else {}
         wide = {f"α = {alpha:g}": gap for alpha, gap in gaps.items() if alpha >= 10}
         grid = tables.means_by(rows, "prior_std", metric="distance_of_grid")
@@ -317,8 +316,7 @@ def by_nuts(config: BMAConfig, data: Batch, alpha: float) -> ChainMean:
     r"""E[exp θ] by NUTS, in coordinates z in which the posterior is easy to sample.
 
     $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 on the right, where the
-    likelihood falls steeply, and slope α on the plateau at the left. A posterior expectation does
-    not depend on coordinates, other than a MAP solution.
+    likelihood falls steeply, and slope α on the plateau at the left.
     """
     posterior = log_density(data, config.noise_std, alpha)
 

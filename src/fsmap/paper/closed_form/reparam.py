@@ -63,10 +63,8 @@ class Reparam(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         sides = {"parameters": INVERTED}, {"parameters": ORIGINAL}
-        rougher, larger = (
-            {"": paired_effect(tables.select(rows, metric=metric), *sides, ratio=True)}
-            for metric in ("roughness", "median_weight")
-        )
+        chosen = (tables.select(rows, metric=m) for m in ("roughness", "median_weight"))
+        rougher, larger = ({"": paired_effect(some, *sides, ratio=True)} for some in chosen)
         of_fs, of_ps = (tables.select(rows, method=method) for method in ("fs-map", "ps-map"))
         fs_gradient = largest(tables.values(of_fs, metric="gradient_gap"))
         ps_gradient = smallest(tables.values(of_ps, metric="gradient_gap"))

@@ -51,8 +51,7 @@ Function = Callable[[Tensor, Tensor], Tensor]  # θ [P] and x [S] to [S]
 def maximize(objective: Callable[[Tensor], Tensor], start: Tensor, *, steps: int = 100) -> Tensor:
     """Climb to a local maximum by Newton's method, to machine precision, ``[P]`` to ``[P]``.
 
-    Curvatures enter by their absolute value, so that every step goes uphill, and a step (of length
-    2 at most) is halved until the objective rises. DivergedError if the last step was still long.
+    Curvatures enter by their absolute value, so that every step goes uphill; it is halved if not.
     """
     theta, length = start.detach().clone(), float("inf")
     gradient, hessian = torch.func.grad(objective), torch.func.hessian(objective)
@@ -248,9 +247,7 @@ class TheorySymmetry(Experiment):
         yield from _expectations(config, fixed, x, context)
 
     def claims(self, rows: Rows) -> list[Claim]:
-        angle, null = (
-            largest(tables.values(rows, metric=metric)) for metric in ("null_angle", "null_value")
-        )
+        angle, null = (largest(tables.values(rows, metric=m)) for m in ("null_angle", "null_value"))
         growth = tables.values_by(rows, "jitter", metric="growth")
         ran, free = int(bool(growth)), growth.pop(0.0, math.nan)
         shown = ", ".join(f"{value:.2f} ({epsilon(j)})" for j, value in growth.items())

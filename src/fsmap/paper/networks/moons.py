@@ -258,18 +258,14 @@ class MoonsSolutions(Experiment):
             yield Measured("labels", fitted.data.y)
 
     def claims(self, rows: Rows) -> list[Claim]:
-        spread, nll, accuracy = (
-            by_jitter(rows, metric) for metric in ("spread", "train_nll", "train_accuracy")
-        )
+        fits = "train_nll", "train_accuracy"
+        spread, nll, accuracy = (by_jitter(rows, metric) for metric in ("spread", *fits))
         held = by_jitter(rows, "spread", CHAIN)
         if not (spread and held and tables.select(rows, method="ps-map")):
             text = "L-MAP goes from a near-constant function to a perfect fit as ε grows"
             return [exact(text, False, None, seeds=0)]
         low, high = min(spread), max(spread)
-        ps_nll, ps_accuracy = (
-            tables.mean_of(rows, metric=metric, method="ps-map")
-            for metric in ("train_nll", "train_accuracy")
-        )
+        ps_nll, ps_accuracy = (tables.mean_of(rows, metric=m, method="ps-map") for m in fits)
         rise = max(b - a for a, b in itertools.pairwise(nll.values()))
         (jump, place), (smooth, there) = (largest_jump(rows, start) for start in (RANDOM, CHAIN))
         both = [j for j in spread if spread[j] < 0.05 and held.get(j, 0.0) > 0.3]
@@ -436,16 +432,13 @@ def climb(
 ) -> list[tuple[int, Tensor, Tensor]]:
     """Maximize the objective with Adam, in stages of ten times smaller steps.
 
-    Adam's steps are as long as the learning rate, so it stays about that far from a singularity:
-    each stage comes ten times nearer. Returns steps, and for each the objective in nats and the
-    smallest eigenvalue of 𝒥 over the largest, ``[M]`` (one per seed).
+    Adam's steps are as long as the learning rate: each stage comes ten times nearer a singularity.
+    Returns steps, objectives in nats, and smallest eigenvalues over the largest, ``[M]`` (seeds).
     """
     steps, every = config.steps, max(1, config.steps // 10)
     f, x = fsmap.functional(problem.network(0))[0], problem.px.all()
-    current = {
-        seed: {name: p.detach() for name, p in problem.network(seed).named_parameters()}
-        for seed in range(config.seeds)
-    }
+    starts = {seed: problem.network(seed).named_parameters() for seed in range(config.seeds)}
+    current = {seed: {n: p.detach() for n, p in named} for seed, named in starts.items()}
     records: list[tuple[int, Tensor, Tensor]] = []
     objective = problem.objective(jitter)
     for stage in range(config.stages):

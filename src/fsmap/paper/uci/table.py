@@ -234,10 +234,9 @@ def run_baseline(config: Config, dataset: str, method: str, context: Context) ->
     splits = range(config.baseline_splits if method == MLP_METHOD else config.fair_splits)
     # at full size a process per core; what a fit draws depends on its own seed alone
     parallel = joblib.Parallel(n_jobs=-1 if context.size == "full" else 1)
+    one = joblib.delayed(_fit_baseline)
     for alpha in ALPHAS[method]:
-        errors = parallel(
-            joblib.delayed(_fit_baseline)(config, table, method, alpha, split) for split in splits
-        )
+        errors = parallel(one(config, table, method, alpha, split) for split in splits)
         found: dict[str, Any] = {"dataset": dataset, "protocol": BASELINES, "stage": "all"}
         found |= {"split": list(splits)} | ({} if alpha is None else {"alpha": alpha})
         for name, *column in zip(METRICS, *errors, strict=True):
@@ -341,10 +340,7 @@ def excess(cell: Cell) -> float:
 
 
 def on_most(claim: str, pairs: dict[str, Mean], share: float, paper: str | None = None) -> Claim:
-    """A claim about the number of tables with a negative difference, each known to its error.
-
-    It is undecided if tables whose 95 % interval contains zero could make it true or false.
-    """
+    """A claim on how many differences are negative; undecided if 95 % intervals leave both open."""
     source: Any = "paper" if paper else "ours"
     if not pairs:
         return not_tested(claim, "fsmap run uci-table --resume", paper, source)
@@ -427,12 +423,8 @@ class UCITable(Experiment):
             FAIR: [{"dataset": d, "first_split": k} for k in pieces for d in config.datasets],
             BASELINES: [{"dataset": d, "method": m} for m in NAMES for d in config.datasets],
         }
-        return [
-            {"protocol": protocol, **unit}
-            for protocol, some in units.items()
-            if protocol in config.protocols
-            for unit in some
-        ]
+        chosen = [protocol for protocol in units if protocol in config.protocols]
+        return [{"protocol": p, **unit} for p in chosen for unit in units[p]]
 
     def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         dataset = unit["dataset"]

@@ -20,8 +20,7 @@ import fsmap
 from benchmarks import cells
 from fsmap.functional import ravel, unravel
 from fsmap.linalg.estimators import Jvp, Probes, register
-from fsmap.linalg.jacobian import jvp, vjp
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site, jvp, vjp
 from fsmap.linalg.probes import Source
 from fsmap.types import Estimate
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import fsmap
 from benchmarks.cells import JITTER, PROBES, Cell
 from benchmarks.hutchpp import HutchPlusPlus
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site
 from fsmap.linalg.slq import Operator, build, by_passes, slq
 
 Work = Callable[[], Tensor]

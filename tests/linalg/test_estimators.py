@@ -17,7 +17,7 @@ from fsmap import metric as m
 from fsmap.errors import FallbackWarning, ForwardModeError, InputError
 from fsmap.linalg import estimators, jacobian, probes, second_order
 from fsmap.linalg.estimators import Estimator, Jvp, Pass, by_name
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site
 from fsmap.px import Stream
 
 DIFFERENCES = ("fd", "fd_central")

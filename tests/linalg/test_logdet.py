@@ -18,7 +18,7 @@ from fsmap import metric as m
 from fsmap.errors import InputError, MemoryLimitError, SingularGeometryError
 from fsmap.functional import count
 from fsmap.linalg import logdet
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site
 
 memory = sys.modules["fsmap.functional"]  # fsmap.functional is the function
 

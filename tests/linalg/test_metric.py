@@ -8,7 +8,7 @@ import torch
 import cases
 import oracles
 from fsmap import metric as m
-from fsmap.linalg.metric import resolve
+from fsmap.linalg.jacobian import resolve
 
 S, K = 4, 3
 

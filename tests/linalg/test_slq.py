@@ -13,7 +13,7 @@ import fsmap
 import oracles
 from fsmap.errors import InputError
 from fsmap.linalg import slq as module
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site
 from fsmap.linalg.slq import by_passes, explicit, lanczos, slq
 
 EPS = torch.tensor(1e-2, dtype=torch.float64)

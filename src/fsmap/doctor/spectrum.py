@@ -27,8 +27,7 @@ from fsmap.functional import (
     unravel,
 )
 from fsmap.linalg import slq
-from fsmap.linalg.jacobian import jacobian, vjp
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site, jacobian, vjp
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) up to which v counts as a null vector in float64

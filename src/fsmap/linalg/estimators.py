@@ -45,8 +45,7 @@ from fsmap.functional import (
     run,
     without_row,
 )
-from fsmap.linalg.jacobian import chunks, jvp, linearize, vjp
-from fsmap.linalg.metric import Metric, Site
+from fsmap.linalg.jacobian import Metric, Site, chunks, jvp, linearize, vjp
 from fsmap.linalg.probes import FromGenerator, Source, check_number, check_signs
 from fsmap.linalg.probes import check as check_psi
 from fsmap.types import Estimate, Inputs, ModelFn, Params

@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -51,6 +51,74 @@ from fsmap.functional import (
 )
 from fsmap.linalg.second_order import REFUSED, REPLACED, REPLACED_FOR_DUALS, Attention, eager_duals
 from fsmap.types import Inputs, ModelFn, Params
+
+
+class Whitening(NamedTuple):
+    """A metric g = LLᵀ at given points, 1/S included: maps between outputs and whitened rows."""
+
+    rows: Callable[[Tensor], Tensor]  # [S, K, *] -> [Q, *]   Lᵀu/√S
+    adjoint: Callable[[Tensor], Tensor]  # [Q] -> [S, K]      Lv/√S
+    size: int  # Q
+    local: bool = True  # whether rows of a point depend on that point alone
+    scale: float | None = None  # where L/√S is a multiple of the identity: that multiple
+
+    def quadratic(self, u: Tensor) -> Tensor:
+        """uᵀgu/S of one output perturbation ``[S, K]``."""
+        if self.scale is not None:
+            return self.scale**2 * u.square().sum()
+        return self.rows(u).square().sum()
+
+    def gram(self, gram: Tensor, S: int) -> Tensor:
+        """LᵀGL/S of the inner products G of all rows of J: ``[SK, SK]`` → ``[Q, Q]``."""
+        if self.scale is not None:
+            return self.scale**2 * gram
+        half = self.rows(gram.reshape(S, -1, len(gram)))  # [Q, SK]   LᵀG/√S
+        return self.rows(half.mT.reshape(S, -1, self.size))
+
+
+class Metric(Protocol):
+    """Interface of a metric; implementations are in :mod:`fsmap.metric`."""
+
+    def at(self, x: Inputs, out: Tensor) -> Whitening:
+        """Resolve at points ``x`` with outputs ``out`` [S, K]."""
+
+
+class Site(NamedTuple):
+    """Where 𝒥 is taken: a model function, its parameters, the points and the metric."""
+
+    f: ModelFn
+    params: Params
+    x: Inputs  # [S, ...]
+    metric: Metric | Tensor | None = None
+
+    def resolve(self, out: Tensor) -> Whitening:
+        """The metric at the points, where f returned ``out``."""
+        return resolve(self.metric, self.x, out)
+
+    def output(self) -> Tensor:
+        """Outputs at the points, ``[S, K]``, without a gradient; the random state is restored."""
+        replay = NoiseReplay(self.f, self.params)
+        with torch.no_grad():
+            out = outputs(self.f, self.params, self.x)
+        replay()
+        return out
+
+
+def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening:
+    """The metric at the points, where f returned ``out``; without one, g = I."""
+    rows = flat(out, x)
+    S, K = rows.shape
+    if metric is not None:
+        from fsmap.linalg.metric import as_metric  # it imports this file
+
+        found = as_metric(metric, S, K).at(x, accumulate(rows))
+        if not hasattr(found, "rows"):
+            raise InputError(f"at of a metric must return a Whitening, got {type(found).__name__}")
+        return found
+    scale = 1 / math.sqrt(S)
+    return Whitening(
+        lambda u: (scale * u).flatten(0, 1), lambda v: (scale * v).reshape(S, K), S * K, scale=scale
+    )
 
 
 class SecondOrder(Replacing):

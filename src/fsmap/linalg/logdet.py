@@ -39,8 +39,15 @@ from fsmap.functional import (
     number,
 )
 from fsmap.linalg.estimators import exact
-from fsmap.linalg.jacobian import alone, linearize, recorded_calls, written_out
-from fsmap.linalg.metric import Metric, Site, resolve
+from fsmap.linalg.jacobian import (
+    Metric,
+    Site,
+    alone,
+    linearize,
+    recorded_calls,
+    resolve,
+    written_out,
+)
 from fsmap.linalg.slq import rounding_at_most, slq
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 

@@ -26,8 +26,7 @@ from fsmap.errors import InputError
 from fsmap.functional import NoiseReplay, count, detached, flat, num_points, number, ravel, unravel
 from fsmap.linalg import probes as draw
 from fsmap.linalg.estimators import over_probes
-from fsmap.linalg.jacobian import alone, jvp, linearize, recorded_calls, vjp
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site, alone, jvp, linearize, recorded_calls, vjp
 from fsmap.types import Estimate, Params
 
 DEFAULT_PROBES = 16

@@ -49,7 +49,8 @@ from fsmap.functional import (
 )
 from fsmap.linalg.estimators import Central, Probes, draws_normal
 from fsmap.linalg.estimators import evaluate as evaluate_trace
-from fsmap.linalg.metric import Metric, Site, Weights
+from fsmap.linalg.jacobian import Metric, Site
+from fsmap.linalg.metric import Weights
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import Compiled
 from fsmap.lmap.options import Options, Outputs, SomeOutputs, trainable

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import HALF, Functional, accumulate, check_points, flat, without_row
-from fsmap.linalg.metric import resolve
+from fsmap.linalg.jacobian import resolve
 from fsmap.lmap.batchnorm import unchanged, unfrozen
 from fsmap.lmap.module import Penalty, is_zero
 from fsmap.lmap.options import MoreOptions, check_module, check_strength, trainable

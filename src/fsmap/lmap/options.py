@@ -25,7 +25,8 @@ from fsmap.functional import (
     run,
 )
 from fsmap.linalg.estimators import Estimator, by_name
-from fsmap.linalg.metric import Metric, Weights, Whitening
+from fsmap.linalg.jacobian import Metric
+from fsmap.linalg.metric import Weights, Whitening
 from fsmap.px import EvalDistribution, Stream, as_px, generator
 from fsmap.types import Inputs, Params
 

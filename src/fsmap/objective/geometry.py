@@ -14,7 +14,7 @@ from torch import Tensor
 from fsmap.errors import InputError
 from fsmap.linalg import logdet
 from fsmap.linalg.estimators import Estimator, Jvp, evaluate
-from fsmap.linalg.metric import Metric, Site
+from fsmap.linalg.jacobian import Metric, Site
 from fsmap.linalg.slq import DEFAULT_PROBES
 from fsmap.px import EvalDistribution, Stream, sample
 from fsmap.types import Draws, ModelFn, Params

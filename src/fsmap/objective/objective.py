@@ -23,7 +23,7 @@ from fsmap.errors import InputError
 from fsmap.functional import accumulate, aligned, check_points, check_positive, num_points
 from fsmap.linalg import logdet
 from fsmap.linalg.estimators import Estimator, by_name
-from fsmap.linalg.metric import Metric
+from fsmap.linalg.jacobian import Metric
 from fsmap.linalg.slq import DEFAULT_PROBES
 from fsmap.objective.geometry import Geometry, Laplacian, LogDet, TraceBound
 from fsmap.px import EvalDistribution, Stream, as_px

@@ -24,7 +24,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from fsmap.errors import DivergedError, InputError
 from fsmap.functional import as_device
 from fsmap.linalg.estimators import Jvp, evaluate
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site
 from fsmap.lmap.module import MEMORY
 from fsmap.models.mlp import MLP
 from fsmap.objective.geometry import SHARE as FLOOR

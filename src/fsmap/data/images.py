@@ -44,9 +44,6 @@ WHITE_NOISE = "white-noise"
 NOISE_IMAGES = 10_000
 
 
-# --- reading
-
-
 class Images(NamedTuple):
     """Labelled images."""
 
@@ -173,9 +170,6 @@ def generate(shape: tuple[int, ...], number: int, *, seed: int) -> Images:
     return Images(grey.clamp(0, 255).to(torch.uint8), y)
 
 
-# --- folders
-
-
 class ImageFolder(NamedTuple):
     """The images of a folder."""
 
@@ -275,9 +269,6 @@ def _pixels(files: list[Path], size: int | None) -> Tensor:
     grey = all(pixels.ndim == 2 for pixels in found)
     planes = [p[:, :, None].repeat(1 if grey else 3, 2) if p.ndim == 2 else p for p in found]
     return _planar(np.stack(planes))
-
-
-# --- normalization, crops and p_X
 
 
 class Normalization(NamedTuple):
@@ -420,9 +411,6 @@ def white_noise(shape: tuple[int, ...], number: int = NOISE_IMAGES) -> Tensor:
     return torch.randn((number, *shape), generator=generator, dtype=torch.float32)
 
 
-# --- tasks
-
-
 KNOWN = ("train", WHITE_NOISE, *READERS)  # names of p_X
 
 
@@ -535,17 +523,9 @@ def load_task(
     if px is not None:
         names, weights = zip(*parse(px), strict=True)
         evaluation = EvaluationSet(tuple(map(source, names)), weights, facts.normalize)
-    return ImageTask(
-        data if folder else _name(data),
-        train,
-        held_out,
-        test.take(slice(limit)),
-        facts.normalize,
-        Augmentation() if flips else None,
-        facts.classes,
-        evaluation,
-        facts.names,
-    )
+    name, crops = data if folder else _name(data), Augmentation() if flips else None
+    about = (facts.normalize, crops, facts.classes, evaluation, facts.names)
+    return ImageTask(name, train, held_out, test.take(slice(limit)), *about)
 
 
 def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:

@@ -115,16 +115,10 @@ class TableModel(NamedTuple):
             arrays |= {f"spread/{n}": np.asarray(v) for n, v in self.spread._asdict().items()}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         tensors |= {f"network/{n}": t.float() for n, t in network.state_dict().items()}
-        config = {
-            "kind": KIND,
-            "columns": [column._asdict() for column in self.encoder.columns],
-            "target": self.target._asdict(),
-            "chosen": self.chosen,
-            "missing": self.missing,
-            "members": len(network.members),
-            "sizes": list(first.sizes),
-            "edges": first.edges.shape[1],
-        }
+        config: dict[str, Any] = {"kind": KIND, "chosen": self.chosen, "missing": self.missing}
+        config["columns"] = [column._asdict() for column in self.encoder.columns]
+        config |= {"target": self.target._asdict(), "members": len(network.members)}
+        config |= {"sizes": list(first.sizes), "edges": first.edges.shape[1]}
         files.save(path, files.Checkpoint(tensors, config, {}))
 
 
@@ -191,9 +185,7 @@ def _check(model: TableModel) -> None:
         all(np.isfinite(array).all() for array in numbers),
     )
     if not all(fits):
-        raise ValueError(
-            "encoder, target, networks and results do not fit each other, or are not finite"
-        )
+        raise ValueError("encoder, target, networks and results do not fit, or are not finite")
 
 
 @dataclass(kw_only=True, eq=False)

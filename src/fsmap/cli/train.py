@@ -178,12 +178,9 @@ def _train(
         )
         if group.rank == 0:
             cli.say(_opening(run, folder))
+        every, shown = arguments.checkpoint_every, not arguments.silent
         with _signals(run):
-            run.train(
-                max_seconds=left,
-                checkpoint_every=arguments.checkpoint_every,
-                progress=not arguments.silent,
-            )
+            run.train(max_seconds=left, checkpoint_every=every, progress=shown)
     if run.done and group.rank == 0:
         cli.say(_closing(run))
     return run

@@ -189,7 +189,14 @@ def is_folder(data: str) -> bool:
 @lru_cache(maxsize=2)
 def read_folder(data: str) -> ImageFolder:
     """Read a folder of images; one channel if no image has a colour."""
-    path, size = _folder_and_size(data)
+    text, _, query = data.partition("?")
+    path, size = Path(text), query.removeprefix("size=")
+    if not path.is_dir():
+        raise MissingDataError(
+            f"there is no folder {path}: --data takes a name (fmnist, cifar10 …) or a folder"
+        )
+    if query and (size == query or not size.isdigit() or not 4 <= int(size) <= 1024):
+        raise InputError(f"the option of a folder is ?size=N with N from 4 to 1024, got {query!r}")
     parts = [part for name in ("train", "test") if (part := path / name).is_dir()]
     parts = parts if len(parts) == 2 else [path]
     listed = [_files_and_classes(part) for part in parts]
@@ -199,7 +206,7 @@ def read_folder(data: str) -> ImageFolder:
             f"{path} has images of {len(classes)} classes; at least two are needed, one sub-folder "
             f"each ({', '.join(ENDINGS)})"
         )
-    pixels = _pixels([file for one in listed for file, _ in one], size)
+    pixels = _pixels([file for one in listed for file, _ in one], int(size or 0))
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
     if len(parts) == 2:
         n = len(listed[0])
@@ -223,19 +230,6 @@ def mixed(y: Tensor, seed: int) -> Tensor:
     return order[((rank + 0.25 + jitter / 2) / counts[y[order]]).argsort(stable=True)]
 
 
-def _folder_and_size(data: str) -> tuple[Path, int | None]:
-    text, _, query = data.partition("?")
-    path = Path(text)
-    if not path.is_dir():
-        raise MissingDataError(
-            f"there is no folder {path}: --data takes a name (fmnist, cifar10 …) or a folder"
-        )
-    size = query.removeprefix("size=")
-    if query and (size == query or not size.isdigit() or not 4 <= int(size) <= 1024):
-        raise InputError(f"the option of a folder is ?size=N with N from 4 to 1024, got {query!r}")
-    return path, int(size) if query else None
-
-
 def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     """The images in sub-folders, in order, and the name of the sub-folder."""
     files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in ENDINGS)
@@ -243,7 +237,8 @@ def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     return [(f, place[0]) for f, place in named if len(place) > 1 and place[0][0] != "."]
 
 
-def _pixels(files: list[Path], size: int | None) -> Tensor:
+def _pixels(files: list[Path], size: int) -> Tensor:
+    """The images, scaled and cropped to a square of ``size`` pixels unless that is 0."""
     image: Any = require("PIL.Image", extra="data")
     ops: Any = require("PIL.ImageOps", extra="data")
     found = []

@@ -160,12 +160,6 @@ def build_model(
     return make_model(settings.model, offered, seed=settings.seed)
 
 
-def is_ours(name: str) -> bool:
-    """Whether a name stands for a model of this package, so that building it runs no other code."""
-    path, _, query = name.partition("?")
-    return path in OURS and "files" not in query
-
-
 def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module:
     """Build a model; torch's own generator is left as it was.
 
@@ -347,7 +341,9 @@ def load_model(
         raise CheckpointError(
             f"{path} describes settings that this version does not know: {error}"
         ) from error
-    if model is None and not is_ours(settings.model):
+    name, _, query = settings.model.partition("?")
+    ours = name in OURS and "files" not in query  # building it runs no other code
+    if model is None and not ours:
         raise CheckpointError(
             f"{path} is of {settings.model!r}, which is not a model of this package, and a file "
             "must not decide which code runs. If you trust it, name the model yourself: "

@@ -41,8 +41,7 @@ def test_an_unfinished_run_is_said_to_be_one(checkpoint, tmp_path, capsys):
             out = ["--out", str(tmp_path / "out"), "--device", "cpu"]
             assert main([command, str(folder), *few, *out]) == 0
             said = capsys.readouterr().err
-            assert ("run is unfinished: 2 of 3 epochs" in said) == says
-            assert ("unfinished" in said) == says
+            assert ("run is unfinished: 2 of 3 epochs" in said) == ("unfinished" in said) == says
 
 
 def test_assess_writes_and_says(checkpoint, tmp_path, capsys):
@@ -50,15 +49,11 @@ def test_assess_writes_and_says(checkpoint, tmp_path, capsys):
     options = ["--corruptions", "contrast", "pixelate", "--severities", "2", "--device", "cpu"]
     assert main([*command, *options]) == 0
     said = capsys.readouterr().out
-    assert "contrast 2" in said
-    assert "OOD AUROC against generated" in said
-    assert "on held-out images" in said
-    assert "R at generated" in said
+    words = "contrast 2", "OOD AUROC against generated", "on held-out images", "R at generated"
+    assert all(part in said for part in words)
     found = json.loads((tmp_path / "a" / "assessment.json").read_text())
     assert set(found["sets"]) == {"clean", "contrast 2", "pixelate 2"}
-    clean = found["sets"]["clean"]
-    assert 0 <= clean["accuracy"] <= 1
-    assert clean["nll_scaled"] > 0
+    assert found["sets"]["clean"]["nll_scaled"] > 0
     assert found["laplacian"]["train"][0] > 0
     assert found["settings"]["data"] == "cifar10"
     assert sum(found["reliability"]["as trained"]["count"]) == 32

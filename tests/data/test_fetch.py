@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import zipfile
+from unittest.mock import Mock
 
 import numpy as np
 import pandas
@@ -60,12 +61,8 @@ def source(monkeypatch):
     """Set what the official source sends; nothing: it cannot be reached."""
 
     def send(content: bytes | None) -> None:
-        def download(url: str, limit: int) -> bytes:
-            if content is None:
-                raise fetch.UnreachableError("no network")
-            return content
-
-        monkeypatch.setattr(fetch, "read_url", download)
+        lost = fetch.UnreachableError("no network") if content is None else None
+        monkeypatch.setattr(fetch, "read_url", Mock(return_value=content, side_effect=lost))
 
     send(None)
     return send
@@ -139,11 +136,8 @@ def test_excel_through_pandas(monkeypatch):
     sheet = pandas.DataFrame({"x": [1.0, -3.0, np.nan], "y": [0.25, 1e-7, np.nan], "z": np.nan})
     monkeypatch.setattr(pandas, "read_excel", lambda _: sheet)
     assert convert(b"", DOWNLOAD._replace(kind="excel")) == CSV
-
-    def refuse(_):
-        raise ImportError("Missing optional dependency 'xlrd'.")
-
-    monkeypatch.setattr(pandas, "read_excel", refuse)
+    lacking = ImportError("Missing optional dependency 'xlrd'.")
+    monkeypatch.setattr(pandas, "read_excel", Mock(side_effect=lacking))
     with pytest.raises(MissingExtraError, match="xlrd"):
         convert(b"", DOWNLOAD._replace(kind="excel"))
 
@@ -299,14 +293,10 @@ HOSTILE = {
         (member("package/up", tarfile.SYMTYPE, "OUTSIDE"), b""),
         (member("package/up/evil"), b""),
     ],
-    "a symbolic link to a file outside": [
-        (member("package/table.csv", tarfile.SYMTYPE, "OUTSIDE/table.csv"), b""),
-        GOOD[1],
-    ],
-    "a hard link to a file outside": [
-        (member("package/table.csv", tarfile.LNKTYPE, "OUTSIDE/table.csv"), b""),
-        GOOD[1],
-    ],
+    **{
+        link: [(member("package/table.csv", kind, "OUTSIDE/table.csv"), b""), GOOD[1]]
+        for link, kind in (("a symbolic link", tarfile.SYMTYPE), ("a hard link", tarfile.LNKTYPE))
+    },
     "a pipe": [(member("package/pipe", tarfile.FIFOTYPE), b""), *GOOD],
 }
 """Archives with the right checksum and members that lead outside; OUTSIDE is a folder's path."""

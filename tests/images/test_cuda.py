@@ -40,8 +40,7 @@ def compare(settings: ImageSettings, rtol: float, atol: float, **how: object) ->
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{}, {"estimator": "fd"}, {"batchnorm": "frozen", "every": 2}, {"method": "ps-map"}],
+    "change", [{}, {"estimator": "fd"}, {"batchnorm": "frozen", "every": 2}, {"method": "ps-map"}]
 )
 def test_the_captured_step_is_the_eager_one(change: dict[str, object]):
     """One step: later ones amplify rounding, as two eager runs do that differ in nothing."""
@@ -64,7 +63,6 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, precision: str):
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     settings = dataclasses.replace(SMALL, graph=True, deterministic=True, precision=precision)
     whole = end(settings)
-
     cut = ImageRun(settings, device="cuda", folder=tmp_path, hooks=[KillAt(7)])
     with pytest.raises(KeyboardInterrupt):
         cut.train(progress=False, checkpoint_every=2)

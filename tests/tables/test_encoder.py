@@ -30,8 +30,7 @@ def known() -> Table:
 
 def test_by_hand(known):
     encoder = learn(known, ["age", "town", "height"])
-    names = ["age", "age is missing", "town=Basel", "town=Bern", "height"]
-    assert encoder.names() == names
+    assert encoder.names() == ["age", "age is missing", "town=Basel", "town=Bern", "height"]
     raw = encoder.encode(known) * encoder.std + encoder.mean
     expected = [
         [10, 0, 0, 1, 1.5],
@@ -87,15 +86,9 @@ def test_a_lacking_column_at_prediction(known):
 def test_all_rows_decide_what_a_column_is():
     minutes = table(minute=["01", "01", "59", "59", "100", "120"])
     assert learn(minutes, ["minute"], rows=slice(4)).names() == ["minute"]  # no codes
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [(["a"], "no column is left .* 'a': it is 'x' in every row"), ([], "There is only the target")],
-)
-def test_nothing_to_predict_from(names, message):
-    with pytest.raises(InputError, match=message):
-        learn(table(a=["x", "x"]), names)
+    when = table(when=["01/02/2024", "01/03/2024", "31/01/2024"])
+    assert learn(when, ["when"], rows=np.arange(2)).columns[0].form == "%d/%m/%Y"
+    assert "may also hold %d/%m/%Y" in learn(when.take(slice(2)), ["when"]).notes[1]
 
 
 @pytest.mark.parametrize(
@@ -152,12 +145,6 @@ def test_dates_become_numbers(cells, form):
         encoder.encode(table(when=["soon"]))
 
 
-def test_all_rows_decide_how_dates_are_written():
-    when = table(when=["01/02/2024", "01/03/2024", "31/01/2024"])
-    assert learn(when, ["when"], rows=np.arange(2)).columns[0].form == "%d/%m/%Y"
-    assert "may also hold %d/%m/%Y" in learn(when.take(slice(2)), ["when"]).notes[1]
-
-
 @pytest.mark.parametrize(
     ("name", "cells", "reason"),
     [
@@ -183,9 +170,12 @@ def test_what_is_refused():
         (["1 %", "2%"], ["0.1"], "has %, in training .* but row 1 is '0.1'"),
         (["1 USD", "2 JPY"], [], "has USD, .* but row 2 is '2 JPY'"),
         (["1", "1e300"], [], "numbers beyond 1e.100"),
+        (["a", "a"], [], "no column is left .* 'x': it is 'a' in every row"),
     ):
         with pytest.raises(InputError, match=message):
             learn(table(x=cells), ["x"]).encode(table(x=new))
+    with pytest.raises(InputError, match="There is only the target"):
+        learn(table(x=["a"]), [])
 
 
 def test_codes_are_categories_and_numbers_with_text_a_mistake():

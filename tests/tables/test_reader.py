@@ -24,7 +24,6 @@ def test_any_usual_separator(written, separator):
     table = read_table(written(text))
     assert list(table.columns) == ["a", "b"]
     assert table.columns["a"].tolist() == ["1", "2"]
-    assert table.num_rows == 2
     assert table.mark == ("," if separator == ";" else ".")
     assert read_table(written(text.replace("1", "0.5"))).mark == "."
 

@@ -118,14 +118,9 @@ def assess_images(
     for name, x in points.items():
         advance(f"R at {name}")
         laplacians[name] = laplacian(classifier.module, classifier.normalize(x.to(device)))
-    return Assessment(
-        temperature=T,
-        sets=sets,
-        ood={n: metrics.ood_auroc(clean.logits, classifier.logits(x)) for n, x in foreign.items()},
-        laplacian=laplacians,
-        reliability=reliability,
-        selective=metrics.selective_curve(*clean),
-    )
+    ood = {n: metrics.ood_auroc(clean.logits, classifier.logits(x)) for n, x in foreign.items()}
+    selective = metrics.selective_curve(*clean)
+    return Assessment(T, sets, ood, laplacians, reliability, selective)
 
 
 Corruption = Callable[[Tensor, float, torch.Generator], Tensor]
@@ -174,17 +169,11 @@ def motion_blur(x: Tensor, strength: float, generator: torch.Generator) -> Tenso
     kernel = torch.zeros(2 * radius + 1, 2 * radius + 1, dtype=x.dtype)
     for i in range(33):
         t = strength * (i / 32 - 0.5)
-        _dab(kernel, radius + t * math.sin(angle), radius + t * math.cos(angle))
+        row, column = radius + t * math.sin(angle), radius + t * math.cos(angle)
+        i, j = math.floor(row), math.floor(column)  # one, shared by the four nearest entries
+        down, right = (kernel.new_tensor([1 - part, part]) for part in (row - i, column - j))
+        kernel[i : i + 2, j : j + 2] += torch.outer(down, right)
     return _filtered(x, kernel)
-
-
-def _dab(kernel: Tensor, row: float, column: float) -> None:
-    """Add one at fractional coordinates, shared by the four nearest entries."""
-    i, j = math.floor(row), math.floor(column)
-    down, right = row - i, column - j
-    kernel[i : i + 2, j : j + 2] += torch.outer(
-        kernel.new_tensor([1 - down, down]), kernel.new_tensor([1 - right, right])
-    )
 
 
 def brightness(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:

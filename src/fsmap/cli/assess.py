@@ -64,15 +64,10 @@ def run(arguments: argparse.Namespace) -> None:
         points={n: x[: arguments.points] for n, x in ({"train": task.train.x} | foreign).items()},
         advance=cli.note,
     )
-    about: dict[str, Any] = {
-        "checkpoint": str(at),
-        "settings": settings.describe(),
-        "step": progress["step"],
-        "epoch": len(progress["history"]),
-        "reg_strength": progress["reg_strength"],
-        "test_images": len(test.x),
-        "points": arguments.points,
-    }
+    about: dict[str, Any] = {"checkpoint": str(at), "settings": settings.describe()}
+    about |= {"step": progress["step"], "epoch": len(progress["history"])}
+    about |= {"reg_strength": progress["reg_strength"]}
+    about |= {"test_images": len(test.x), "points": arguments.points}
     described = plain(about | found.describe())
     name = "assessment" if arguments.limit is None else f"assessment-{arguments.limit}"
     write_whole(out / f"{name}.json", json.dumps(described, indent=1) + "\n")

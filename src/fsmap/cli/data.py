@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from fsmap import cli
@@ -37,16 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         _list(entries, data_dir, named=bool(names))
         return 0
-    if arguments.action == "get":
-        succeeded = [_get(entry, data_dir) for entry in entries]
-    else:
-        succeeded = [_check(entry, data_dir, named=bool(names)) for entry in entries]
-    return 0 if all(succeeded) else 2
+    act = _get if arguments.action == "get" else partial(_check, named=bool(names))
+    return 0 if all([act(entry, data_dir) for entry in entries]) else 2
 
 
 def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> None:
     """Every data set, where it is, and where it would be looked for."""
-    searched = catalogue.roots(data_dir)
     lines = []
     for entry in entries:
         found = [catalogue.look_for(file, data_dir).path for file in entry.files]
@@ -59,7 +56,7 @@ def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> 
         lines.append([entry.name, entry.title, f"{entry.size / 1e6:.2f} MB", place])
     cli.table(["name", "what", "size", "where"], lines)
     cli.say()
-    for number, (why, folder) in enumerate(searched.items(), start=1):
+    for number, (why, folder) in enumerate(catalogue.roots(data_dir).items(), start=1):
         there = "" if folder.is_dir() else "  (not there)"
         cli.say(f"{number}. {why}: {folder}{there}")
     cli.say("Get one with: fsmap data get NAME")

@@ -31,11 +31,7 @@ COLORS = {"[ok]": cli.GREEN, "[!!]": cli.RED, "[??]": cli.DIM}
 
 OPTIONS = {
     "target MODULE:FACTORY": (str, "makes the module; the current folder is searched, too"),
-    "--px PX": (
-        str,
-        "normal (default), uniform, or a file of points: .pt .safetensors .npy .csv",
-        "normal",
-    ),
+    "--px PX": (str, "normal (default), uniform, or a file: .pt .safetensors .npy .csv", "normal"),
     "--points N": (cli.count, "number of points (default: 256, or all points of the file)"),
     "--shape D,D,…": (str, "shape of one point, for normal, uniform"),
     "--range LOW HIGH": (float, "range of uniform (-1 1)", (-1.0, 1.0)),

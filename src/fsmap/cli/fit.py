@@ -32,11 +32,7 @@ def units(text: str) -> tuple[int, ...]:
 OPTIONS = {
     "table FILE": (Path, "CSV, with any separator"),
     "--target COL": ({"required": True}, "the column to predict"),
-    "--out FILE": (
-        Path,
-        "the model (default: model.pt); a page with the same name ends in .html",
-        Path("model.pt"),
-    ),
+    "--out FILE": (Path, "the model (default: model.pt); its page ends in .html", Path("model.pt")),
     "--task": (
         ("auto", "regression", "classification"),
         "auto: text or two distinct numbers are classes, other numbers are not",
@@ -44,10 +40,7 @@ OPTIONS = {
     ),
     "--drop COL": (cli.MANY, "leave a column out; can be repeated"),
     "--keep COL": (cli.MANY, "use row numbers or an identifier as numbers; can be repeated"),
-    "--category COL": (
-        cli.MANY,
-        "a column of categories although it looks like numbers or free text; can be repeated",
-    ),
+    "--category COL": (cli.MANY, "categories that look like numbers or free text; can be repeated"),
     "--missing TEXT": (
         cli.MANY,
         "a cell that means 'no value', besides empty, NA, NaN, null, None, ?; can be repeated",

@@ -25,19 +25,13 @@ OPTIONS = {
     "--out DIR": (Path, "writes DIR/ID (default: runs)", Path("runs")),
     **cli.DEVICE,
     "--seeds N": (int, "number of seeds"),
-    "--set KEY=VALUE": (
-        cli.MANY,
-        "change a field of the config; a list is written 1,2,3; can be repeated",
-    ),
+    "--set KEY=VALUE": (cli.MANY, "change a field of the config (a list: 1,2,3); can be repeated"),
     "--resume": (
         cli.FLAG,
         "continue an unfinished run, add units that are missing to a finished one, else keep it; "
         "finished units are not repeated",
     ),
-    "--force": (
-        cli.FLAG,
-        "start anew if there is a run; a finished one is kept in DIR/.fsmap/ID.previous",
-    ),
+    "--force": (cli.FLAG, "start anew; a finished run is kept in DIR/.fsmap/ID.previous"),
     **cli.DATA_DIR,
     "--silent": (cli.FLAG, "no progress bar"),
 }

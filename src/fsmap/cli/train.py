@@ -24,7 +24,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 import torch
 
 from fsmap import cli, metrics
-from fsmap.data.images import ImageTask, is_folder
+from fsmap.data.images import is_folder
 from fsmap.errors import FsmapError, InputError
 from fsmap.files import commit, exclusive
 from fsmap.functional import as_device
@@ -33,14 +33,8 @@ from fsmap.images.build import FILE
 from fsmap.images.step import Group, LostPeerError, processes, torchrun_device
 from fsmap.progress import duration
 
-QUICK: dict[str, Any] = {
-    "generated": True,
-    "limit": 256,
-    "width": 8,
-    "epochs": 3,
-    "batch_size": 32,
-    "num_points": 32,
-}
+QUICK: dict[str, Any] = {"generated": True, "limit": 256, "width": 8, "epochs": 3}
+QUICK |= {"batch_size": 32, "num_points": 32}
 """Settings of ``--quick``, seconds on a CPU; options on the command line overrule them."""
 
 NATS: dict[str, Any] = {"reg_nats": 0.05, "num_points": 32, "every": 2}
@@ -114,6 +108,7 @@ def _seeds(text: str) -> list[int]:
     return seeds
 
 
+SECONDS = partial(cli.number, least=0)
 OPTIONS: dict[str, dict[str, Any]] = {
     title: {words: (_kind(words), text) for words, text in rows.items()}
     for title, rows in SETTINGS.items()
@@ -131,11 +126,7 @@ OPTIONS["files and time"] = {
         cli.count,
         "steps between checkpoints (default: at the end of an epoch, at most once a minute)",
     ),
-    "--max-seconds T": (
-        partial(cli.number, least=0),
-        "stop with a checkpoint after T seconds; exit code 3",
-        math.inf,
-    ),
+    "--max-seconds T": (SECONDS, "stop with a checkpoint after T seconds; exit code 3", math.inf),
     **cli.DATA_DIR,
     "--silent": (cli.FLAG, "no progress bar"),
 }
@@ -151,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--reg-nats and --reg-strength both set the strength: give one of them")
     if arguments.method == "ps-map" and (arguments.reg_nats or arguments.reg_strength):
         raise InputError("--reg-nats and --reg-strength are strengths of l-map, not of ps-map")
-    device = torchrun_device(as_device(arguments.device))
+    device = arguments.device = torchrun_device(as_device(arguments.device))
     seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:
         say = cli.say if group.rank == 0 else lambda _: None
@@ -159,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
             settings = settings_of(arguments, seed, device)
             folder = _folder(arguments.out, settings, many=len(seeds) > 1)
             try:
-                run = _train(arguments, settings, folder, device, group, left)
+                run = _train(arguments, settings, folder, group, left)
             except (LostPeerError, TerminatedError) as error:
                 raise type(error)(f"{error}. {_how_to_resume(folder)}") from error
             except KeyboardInterrupt:
@@ -173,17 +164,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(
-    arguments: argparse.Namespace,
-    settings: ImageSettings,
-    folder: Path,
-    device: torch.device,
-    group: Group,
-    left: float,
+    arguments: argparse.Namespace, settings: ImageSettings, folder: Path, group: Group, left: float
 ) -> ImageRun:
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
         run = ImageRun(
             settings,
-            device=device,
+            device=arguments.device,
             folder=folder,
             resume=arguments.resume,
             data_dir=arguments.data_dir,
@@ -192,12 +178,9 @@ def _train(
         )
         if group.rank == 0:
             cli.say(_opening(run, folder))
+        every, shown = arguments.checkpoint_every, not arguments.silent
         with _signals(run):
-            run.train(
-                max_seconds=left,
-                checkpoint_every=arguments.checkpoint_every,
-                progress=not arguments.silent,
-            )
+            run.train(max_seconds=left, checkpoint_every=every, progress=shown)
     if run.done and group.rank == 0:
         cli.say(_closing(run))
     return run
@@ -225,19 +208,15 @@ def _opening(run: ImageRun, folder: Path) -> str:
     where = f"from step {run.step} of {run.steps}" if run.step else f"{run.steps} steps"
     strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
     about_r = f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}" * s.regularized
+    sizes = task.train.y.bincount(minlength=task.classes).tolist()
+    classes = ", ".join(f"{name} {n}" for name, n in zip(task.names, sizes, strict=False))
+    classes = f"training images by class: {classes}\n" if classes else ""
     return (
         f"{s.data}{' (generated images)' * s.generated}: {len(task.train.x)} training, "
         f"{len(task.valid.x)} held-out, {len(task.test.x)} test images; "
-        f"{s.model} with {size:,} parameters\n{_classes(task)}{s.method}{about_r}\n"
+        f"{s.model} with {size:,} parameters\n{classes}{s.method}{about_r}\n"
         f"{where} on {run.device}, {s.precision}; writing {folder}"
     )
-
-
-def _classes(task: ImageTask) -> str:
-    """A line with the training images of each class of a folder."""
-    sizes = task.train.y.bincount(minlength=task.classes).tolist()
-    named = [f"{name} {size}" for name, size in zip(task.names, sizes, strict=False)]
-    return f"training images by class: {', '.join(named)}\n" if named else ""
 
 
 def _closing(run: ImageRun) -> str:
@@ -264,11 +243,7 @@ def _how_to_resume(folder: Path) -> str:
 
 @contextmanager
 def _signals(run: ImageRun) -> Iterator[None]:
-    """Context manager: end a run after the current step, with a checkpoint, on Ctrl-C or SIGTERM.
-
-    A second signal ends it at once. With several processes the first one does, because torchrun
-    sends it when another process has died, for which the step would wait.
-    """
+    """Context manager: on Ctrl-C or SIGTERM end a run after this step, with a checkpoint."""
     several, seen = run.group.size > 1, list[int]()
 
     def end(kind: int) -> NoReturn:
@@ -278,7 +253,7 @@ def _signals(run: ImageRun) -> Iterator[None]:
         raise TerminatedError(f"asked to terminate (SIGTERM){died}")
 
     def stop(kind: int, _: object) -> None:
-        if seen or several:
+        if seen or several:  # torchrun sends SIGTERM if a process died: the step would wait for it
             end(kind)
         seen.append(kind)
         run.stop()

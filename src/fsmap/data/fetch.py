@@ -69,9 +69,7 @@ def _from_official(entry: DataSet, missing: Iterable[DataFile], folder: Path, sa
     recipes = {download.path: download for download in entry.downloads}
     raw: dict[str, bytes] = {}
     delivered = {}
-    for file in missing:
-        if file.path not in recipes:
-            continue
+    for file in (file for file in missing if file.path in recipes):
         download = recipes[file.path]
         if download.url not in raw:
             say(f"{entry.name}: downloading {download.url}")
@@ -234,8 +232,7 @@ def _excel(raw: bytes) -> Table:
         sheet = pandas.read_excel(io.BytesIO(raw))
     except ImportError as error:  # it names the package that is missing
         raise MissingExtraError(str(error)) from error
-    table: Table = sheet.dropna(how="all").dropna(how="all", axis=1).to_numpy(np.float64)
-    return table
+    return np.asarray(sheet.dropna(how="all").dropna(how="all", axis=1), dtype=np.float64)
 
 
 READERS: dict[str, Callable[[bytes], Table]] = {

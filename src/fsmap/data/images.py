@@ -44,9 +44,6 @@ WHITE_NOISE = "white-noise"
 NOISE_IMAGES = 10_000
 
 
-# --- reading
-
-
 class Images(NamedTuple):
     """Labelled images."""
 
@@ -173,9 +170,6 @@ def generate(shape: tuple[int, ...], number: int, *, seed: int) -> Images:
     return Images(grey.clamp(0, 255).to(torch.uint8), y)
 
 
-# --- folders
-
-
 class ImageFolder(NamedTuple):
     """The images of a folder."""
 
@@ -195,7 +189,14 @@ def is_folder(data: str) -> bool:
 @lru_cache(maxsize=2)
 def read_folder(data: str) -> ImageFolder:
     """Read a folder of images; one channel if no image has a colour."""
-    path, size = _folder_and_size(data)
+    text, _, query = data.partition("?")
+    path, size = Path(text), query.removeprefix("size=")
+    if not path.is_dir():
+        raise MissingDataError(
+            f"there is no folder {path}: --data takes a name (fmnist, cifar10 …) or a folder"
+        )
+    if query and (size == query or not size.isdigit() or not 4 <= int(size) <= 1024):
+        raise InputError(f"the option of a folder is ?size=N with N from 4 to 1024, got {query!r}")
     parts = [part for name in ("train", "test") if (part := path / name).is_dir()]
     parts = parts if len(parts) == 2 else [path]
     listed = [_files_and_classes(part) for part in parts]
@@ -205,7 +206,7 @@ def read_folder(data: str) -> ImageFolder:
             f"{path} has images of {len(classes)} classes; at least two are needed, one sub-folder "
             f"each ({', '.join(ENDINGS)})"
         )
-    pixels = _pixels([file for one in listed for file, _ in one], size)
+    pixels = _pixels([file for one in listed for file, _ in one], int(size or 0))
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
     if len(parts) == 2:
         n = len(listed[0])
@@ -229,19 +230,6 @@ def mixed(y: Tensor, seed: int) -> Tensor:
     return order[((rank + 0.25 + jitter / 2) / counts[y[order]]).argsort(stable=True)]
 
 
-def _folder_and_size(data: str) -> tuple[Path, int | None]:
-    text, _, query = data.partition("?")
-    path = Path(text)
-    if not path.is_dir():
-        raise MissingDataError(
-            f"there is no folder {path}: --data takes a name (fmnist, cifar10 …) or a folder"
-        )
-    size = query.removeprefix("size=")
-    if query and (size == query or not size.isdigit() or not 4 <= int(size) <= 1024):
-        raise InputError(f"the option of a folder is ?size=N with N from 4 to 1024, got {query!r}")
-    return path, int(size) if query else None
-
-
 def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     """The images in sub-folders, in order, and the name of the sub-folder."""
     files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in ENDINGS)
@@ -249,7 +237,8 @@ def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     return [(f, place[0]) for f, place in named if len(place) > 1 and place[0][0] != "."]
 
 
-def _pixels(files: list[Path], size: int | None) -> Tensor:
+def _pixels(files: list[Path], size: int) -> Tensor:
+    """The images, scaled and cropped to a square of ``size`` pixels unless that is 0."""
     image: Any = require("PIL.Image", extra="data")
     ops: Any = require("PIL.ImageOps", extra="data")
     found = []
@@ -275,9 +264,6 @@ def _pixels(files: list[Path], size: int | None) -> Tensor:
     grey = all(pixels.ndim == 2 for pixels in found)
     planes = [p[:, :, None].repeat(1 if grey else 3, 2) if p.ndim == 2 else p for p in found]
     return _planar(np.stack(planes))
-
-
-# --- normalization, crops and p_X
 
 
 class Normalization(NamedTuple):
@@ -420,9 +406,6 @@ def white_noise(shape: tuple[int, ...], number: int = NOISE_IMAGES) -> Tensor:
     return torch.randn((number, *shape), generator=generator, dtype=torch.float32)
 
 
-# --- tasks
-
-
 KNOWN = ("train", WHITE_NOISE, *READERS)  # names of p_X
 
 
@@ -535,17 +518,9 @@ def load_task(
     if px is not None:
         names, weights = zip(*parse(px), strict=True)
         evaluation = EvaluationSet(tuple(map(source, names)), weights, facts.normalize)
-    return ImageTask(
-        data if folder else _name(data),
-        train,
-        held_out,
-        test.take(slice(limit)),
-        facts.normalize,
-        Augmentation() if flips else None,
-        facts.classes,
-        evaluation,
-        facts.names,
-    )
+    name, crops = data if folder else _name(data), Augmentation() if flips else None
+    about = (facts.normalize, crops, facts.classes, evaluation, facts.names)
+    return ImageTask(name, train, held_out, test.take(slice(limit)), *about)
 
 
 def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:

@@ -131,5 +131,4 @@ def _shuffled(size: int, seed: int) -> NDArray[np.int64]:
 def _standardized(values: Array, reference: Array, floor: float = 0.0) -> Array:
     """By mean and standard deviation of the reference; a constant column becomes zero."""
     std = reference.std(0) + floor
-    scaled: Array = (values - reference.mean(0)) / np.where(std > 0, std, 1.0)
-    return scaled
+    return np.asarray((values - reference.mean(0)) / np.where(std > 0, std, 1.0))

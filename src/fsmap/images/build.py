@@ -39,10 +39,7 @@ FILE = "checkpoint.safetensors"
 PRETRAINED = "resnet50-imagenet"  # a model whose weights are in the catalogue
 BLOCK = 16  # channels that oneDNN takes at a time, at most
 
-OURS: dict[str, Callable[..., nn.Module]] = {
-    "resnet18": resnet18,
-    "resnet50-imagenet": resnet50_imagenet,
-}
+OURS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, PRETRAINED: resnet50_imagenet}
 SYNONYMS = {"classes": ("classes", "num_classes"), "channels": ("channels", "in_chans")}
 
 
@@ -156,22 +153,11 @@ def build_model(
 ) -> nn.Module:
     """The model that the settings name, for ``images`` of :func:`describe_images`."""
     images = images or describe_images(facts_of(settings.data))
-    offered: dict[str, Any] = {
-        "classes": images["classes"],
-        "channels": images["shape"][0],
-        "width": settings.width,
-        "mean": tuple(images["mean"]),
-        "std": tuple(images["std"]),
-    }
+    offered: dict[str, Any] = {"classes": images["classes"], "channels": images["shape"][0]}
+    offered |= {"width": settings.width, **{n: tuple(images[n]) for n in ("mean", "std")}}
     if settings.model.partition("?")[0] == PRETRAINED and initial:
         offered["files"] = locate(PRETRAINED, data_dir)
     return make_model(settings.model, offered, seed=settings.seed)
-
-
-def is_ours(name: str) -> bool:
-    """Whether a name stands for a model of this package, so that building it runs no other code."""
-    path, _, query = name.partition("?")
-    return path in OURS and "files" not in query
 
 
 def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module:
@@ -246,12 +232,8 @@ def _accepted(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[s
         known = inspect.signature(factory).parameters
     except ValueError:  # builtins without a signature
         return {}
-    return {
-        spelled: value
-        for key, value in offered.items()
-        for spelled in SYNONYMS.get(key, (key,))
-        if spelled in known
-    }
+    spelled = ((s, value) for key, value in offered.items() for s in SYNONYMS.get(key, (key,)))
+    return {name: value for name, value in spelled if name in known}
 
 
 def place(module: nn.Module, settings: ImageSettings, device: torch.device) -> nn.Module:
@@ -359,7 +341,9 @@ def load_model(
         raise CheckpointError(
             f"{path} describes settings that this version does not know: {error}"
         ) from error
-    if model is None and not is_ours(settings.model):
+    name, _, query = settings.model.partition("?")
+    ours = name in OURS and "files" not in query  # building it runs no other code
+    if model is None and not ours:
         raise CheckpointError(
             f"{path} is of {settings.model!r}, which is not a model of this package, and a file "
             "must not decide which code runs. If you trust it, name the model yourself: "

@@ -78,10 +78,8 @@ class ImageRun:
         self.steps_per_epoch = self.feeder.steps_per_epoch
         self.steps = settings.epochs * self.steps_per_epoch  # of the whole run
         self.step = 0  # steps taken
-        self.reg_strength = 0.0  # λ; a factor on the strength if that is given in nats
-        if settings.regularized:
-            nats = settings.reg_nats is not None
-            self.reg_strength = 1.0 if nats else settings.reg_strength
+        strength = settings.reg_strength if settings.reg_nats is None else 1.0
+        self.reg_strength = strength * settings.regularized  # λ, or a factor on the nats
         self.lr_used = self.reg_strength_used = 0.0  # of the last step
         self.seconds = 0.0  # of training, over all pieces
         self.first_seconds = 0.0  # of the first step of this process: compiling and capturing
@@ -156,6 +154,7 @@ class ImageRun:
                     self.first_seconds = time.perf_counter() - start
                 if self.step % CHECK_EVERY == 0:
                     self._totals()
+                    bar.update(self.step)
                 for hook in self.hooks:
                     getattr(hook, "on_step", lambda _: None)(self)
                 self.seconds_here = time.perf_counter() - start
@@ -165,8 +164,6 @@ class ImageRun:
                 if whole:
                     self._after_epoch()
                     bar.update(self.step, _in_short(self.history[-1]))
-                elif self.step % CHECK_EVERY == 0:
-                    bar.update(self.step)
                 if checkpoint_every is None:
                     due = whole and time.perf_counter() - saved > CHECKPOINT_SECONDS
                 else:
@@ -235,9 +232,8 @@ class ImageRun:
         write_whole(path, "".join(line + "\n" for line in lines).encode())
 
     def _after_epoch(self) -> None:
-        totals = self._totals()
+        row = self._epoch_row(self._totals())
         self.stepper.totals.zero_()
-        row = self._epoch_row(totals)
         self.history.append(row)
         for hook in self.hooks:
             getattr(hook, "on_epoch", hook)(self)

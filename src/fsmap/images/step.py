@@ -104,7 +104,6 @@ class Feeder:
     def __init__(
         self, task: ImageTask, settings: ImageSettings, module: nn.Module, group: Group
     ) -> None:
-        """Draw the first epoch."""
         for name in ("batch_size", "num_points"):
             value = getattr(settings, name)
             if value % group.size:
@@ -175,7 +174,6 @@ class Step:
     """Takes steps; eager, compiled, or captured whole in a CUDA graph."""
 
     def __init__(self, module: nn.Module, feeder: Feeder) -> None:
-        """Make the optimizer and the regularizer."""
         self.module, self.feeder = module, feeder
         self.settings, self.group = feeder.settings, feeder.group
         settings, device = feeder.settings, feeder.device

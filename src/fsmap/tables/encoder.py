@@ -142,8 +142,9 @@ def learn_encoder(
         columns.append(column)
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
-        reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns)
-        reasons = reasons or "There is only the target"
+        reasons = (
+            "; ".join(f"{c.name!r}: {c.reason}" for c in columns) or "There is only the target"
+        )
         raise InputError(f"no column is left to predict from. {reasons}.")
     raw = np.concatenate([_encoded(c, train.columns[c.name], table.mark) for c in used], axis=1)
     flag = [c.kind == CATEGORY or k > 0 for c in used for k in range(len(c.names()))]
@@ -422,8 +423,7 @@ def _categories(column: Column, cells: Cells) -> Floats:
             f"in {len(unseen)} rows). They count as 'other': none of the known ones"
         )
     code = np.array([place.get(level, -1) for level in named])  # -1: other
-    hot: Floats = (code[:, None] == np.arange(len(place))).astype(np.float64)
-    return hot
+    return np.asarray(code[:, None] == np.arange(len(place)), dtype=np.float64)
 
 
 def _warn(message: str) -> None:
@@ -447,8 +447,7 @@ class Target(NamedTuple):
 
     def unscaled(self, out: Tensor) -> Floats:
         """Standardized targets ``[N, 1]`` as numbers in their own unit, ``[N]``."""
-        found: Floats = self.mean + self.std * out[:, 0].double().numpy()
-        return found
+        return np.asarray(self.mean + self.std * out[:, 0].double().numpy(), dtype=np.float64)
 
     def values(self, table: Table) -> Floats:
         """The target column as numbers."""

@@ -26,28 +26,9 @@ from torch import Tensor
 
 from fsmap import metrics
 from fsmap.errors import CheckpointError, InputError
-from fsmap.tables.encoder import (
-    TASKS,
-    Column,
-    Encoder,
-    Target,
-    UnseenWarning,
-    check_columns,
-    find_target,
-    learn_encoder,
-    with_target,
-)
-from fsmap.tables.network import (
-    AUTO,
-    Learned,
-    Members,
-    Options,
-    TableNet,
-    assign_folds,
-    best,
-    learn,
-    row_losses,
-)
+from fsmap.tables import encoder as encoding
+from fsmap.tables import network as nets
+from fsmap.tables.encoder import Encoder, Target
 from fsmap.tables.reader import Table
 from fsmap.train import checkpoint as files
 
@@ -106,7 +87,7 @@ class TableModel(NamedTuple):
 
     encoder: Encoder  # from cells to numbers
     target: Target  # from numbers to cells
-    network: Members  # an ensemble, of encoded rows
+    network: nets.Members  # an ensemble, of encoded rows
     chosen: str  # its method
     spread: Spread | None  # of regression
     missing: tuple[str, ...] = ()  # further cells that mean "no value"
@@ -128,22 +109,16 @@ class TableModel(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Write the file; the one that was there stays until the new one is complete."""
-        network, first = self.network, cast("TableNet", self.network.members[0])
+        network, first = self.network, cast("nets.TableNet", self.network.members[0])
         arrays = {"encoder/mean": self.encoder.mean, "encoder/std": self.encoder.std}
         if self.spread is not None:
             arrays |= {f"spread/{n}": np.asarray(v) for n, v in self.spread._asdict().items()}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         tensors |= {f"network/{n}": t.float() for n, t in network.state_dict().items()}
-        config = {
-            "kind": KIND,
-            "columns": [column._asdict() for column in self.encoder.columns],
-            "target": self.target._asdict(),
-            "chosen": self.chosen,
-            "missing": self.missing,
-            "members": len(network.members),
-            "sizes": list(first.sizes),
-            "edges": first.edges.shape[1],
-        }
+        config: dict[str, Any] = {"kind": KIND, "chosen": self.chosen, "missing": self.missing}
+        config["columns"] = [column._asdict() for column in self.encoder.columns]
+        config |= {"target": self.target._asdict(), "members": len(network.members)}
+        config |= {"sizes": list(first.sizes), "edges": first.edges.shape[1]}
         files.save(path, files.Checkpoint(tensors, config, {}))
 
 
@@ -163,7 +138,7 @@ def load_model(path: str | Path) -> TableModel:
 
 def _decode(found: files.Checkpoint) -> TableModel:
     config, scale, spread = found.config, found.group("encoder"), None
-    columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
+    columns = (encoding.Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
     network = _ensemble(config, found.group("network"), bool(target.classes))
@@ -176,7 +151,7 @@ def _decode(found: files.Checkpoint) -> TableModel:
     return model
 
 
-def _ensemble(config: dict[str, Any], state: dict[str, Tensor], labels: bool) -> Members:
+def _ensemble(config: dict[str, Any], state: dict[str, Tensor], labels: bool) -> nets.Members:
     """The networks; ValueError, before allocating, if the tensors do not fit the sizes."""
     sizes, edges, members = config["sizes"], config["edges"], config["members"]
     units = [sizes[0] * edges, *sizes[1:]]
@@ -184,8 +159,8 @@ def _ensemble(config: dict[str, Any], state: dict[str, Tensor], labels: bool) ->
     there = sum(map(Tensor.numel, state.values()))
     if min(*sizes, edges, members) < 1 or count * members != there:
         raise ValueError(f"the tensors do not make {members} networks of sizes {sizes}")
-    net = TableNet(sizes, torch.zeros(sizes[0], edges), torch.Generator())  # overwritten
-    ensemble = Members([copy.deepcopy(net) for _ in range(members)], labels=labels).float()
+    net = nets.TableNet(sizes, torch.zeros(sizes[0], edges), torch.Generator())  # overwritten
+    ensemble = nets.Members([copy.deepcopy(net) for _ in range(members)], labels=labels).float()
     ensemble.load_state_dict(state)
     return ensemble.double().eval()
 
@@ -193,7 +168,7 @@ def _ensemble(config: dict[str, Any], state: dict[str, Tensor], labels: bool) ->
 def _check(model: TableModel) -> None:
     """Raise if parts do not fit each other, or are no finite numbers."""
     encoder, target, spread = model.encoder, model.target, model.spread
-    width, sizes = len(encoder.names()), cast("TableNet", model.network.members[0]).sizes
+    width, sizes = len(encoder.names()), cast("nets.TableNet", model.network.members[0]).sizes
     texts = [target.name, model.chosen, *target.classes, *(c.name for c in encoder.columns)]
     texts += model.missing
     numbers: list[Any] = [encoder.mean, encoder.std, target.mean, target.std]
@@ -205,28 +180,26 @@ def _check(model: TableModel) -> None:
         spread is None or spread.table.shape == LEVELS.shape,
         spread is None or len(spread.knots) == len(spread.scale),
         spread is None or spread.floor in (0.0, -math.inf),
-        target.task in TASKS,
+        target.task in encoding.TASKS,
         all(isinstance(text, str) for text in texts),
         all(np.isfinite(array).all() for array in numbers),
     )
     if not all(fits):
-        raise ValueError(
-            "encoder, target, networks and results do not fit each other, or are not finite"
-        )
+        raise ValueError("encoder, target, networks and results do not fit, or are not finite")
 
 
 @dataclass(kw_only=True, eq=False)
-class TableOptions(Options):
+class TableOptions(nets.Options):
     """The options of :func:`fit_table`; ``"auto"`` is decided by the data."""
 
-    task: str = AUTO
+    task: str = nets.AUTO
     drop: Sequence[str] = ()
     category: Sequence[str] = ()
     keep: Sequence[str] = ()
     missing: Sequence[str] = ()  # those that the table was read with: kept with the model
     test: float = 0.15
     seed: int = 0
-    device: str = AUTO
+    device: str = nets.AUTO
     progress: bool = True
 
 
@@ -239,7 +212,7 @@ class Fitted(NamedTuple):
     y: Tensor  # targets of the test rows: standardized [n, 1], or labels [n]
     out: dict[str, Tensor]  # outputs for the test rows by method; also of a constant and boosting
     measured: dict[str, dict[str, float]]  # metrics on the test rows by method
-    learned: dict[str, Learned]  # what was trained, by method
+    learned: dict[str, nets.Learned]  # what was trained, by method
     spread: Spread | None  # of the chosen method, without the test rows; regression only
     importance: list[tuple[str, float]]  # see _importance
     notes: list[str]  # remarks about the table
@@ -251,20 +224,20 @@ def fit_table(
 ) -> Fitted:
     """Train, choose, test, and train again on all rows; ``say`` gets a line for each step."""
     start = time.perf_counter()
-    table = with_target(table, target)
+    table = encoding.with_target(table, target)
     if table.num_rows < FEWEST:
         raise InputError(f"the table has {table.num_rows} rows; at least {FEWEST} are needed.")
-    goal = find_target(table, target, options.task)
+    goal = encoding.find_target(table, target, options.task)
     say(f"target {target!r}: {goal.task} ({goal.why})")
     test, train = _split(table, goal, options)
-    check_columns(table, options.drop)
+    encoding.check_columns(table, options.drop)
     if target in options.drop:
         raise InputError(f"--drop {target} would leave out the target")
     features = [name for name in table.columns if name != target and name not in options.drop]
     with warnings.catch_warnings():  # rare values are not a mistake of the user
-        warnings.simplefilter("ignore", UnseenWarning)
+        warnings.simplefilter("ignore", encoding.UnseenWarning)
         asked: Any = {"category": options.category, "keep": options.keep}
-        encoder = learn_encoder(table, features, **asked, rows=train)
+        encoder = encoding.learn_encoder(table, features, **asked, rows=train)
         x = torch.from_numpy(encoder.encode(table))
     counts = Counter(table.columns[target])
     rare = [name for name in goal.classes if counts[name] < 3]
@@ -280,8 +253,8 @@ def fit_table(
     y = torch.from_numpy(goal.labels(table))
     say(f"rows: {len(train)} to train and to choose by, {len(test)} to test")
 
-    learned = learn(x[train], y[train], options, seed=options.seed, progress=options.progress)
-    chosen = best(learned)
+    learned = nets.learn(x[train], y[train], options, seed=options.seed, progress=options.progress)
+    chosen = nets.best(learned)
     for method, one in learned.items():
         say(f"{method}: {len(one.search)} configurations, held-out loss {one.loss:.4g}")
     spreads = {m: _spread(one, y[train], goal) for m, one in learned.items()}
@@ -292,21 +265,11 @@ def fit_table(
     why = "is best on held-out rows" if len(learned) > 1 else "was asked for"
     say(f"{chosen} {why}; it is trained again on all rows")
     again = replace(options, reg_nats=None, **learned[chosen].config._asdict())
-    final = learn(x, y, again, seed=options.seed, progress=options.progress)[chosen]
+    final = nets.learn(x, y, again, seed=options.seed, progress=options.progress)[chosen]
     spread, missing = _spread(final, y, goal), tuple(options.missing)
-    return Fitted(
-        model=TableModel(encoder, goal, final.module, chosen, spread, missing),
-        train=train,
-        test=test,
-        y=y[test],
-        out=out,
-        measured=measured,
-        learned=learned,
-        spread=spreads[chosen],
-        importance=importance,
-        notes=notes,
-        seconds=time.perf_counter() - start,
-    )
+    model = TableModel(encoder, goal, final.module, chosen, spread, missing)
+    found = (out, measured, learned, spreads[chosen], importance, notes)
+    return Fitted(model, train, test, y[test], *found, time.perf_counter() - start)
 
 
 def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, Rows]:
@@ -314,14 +277,14 @@ def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, R
     if not 0 < options.test < 0.9:
         raise InputError(f"--test must lie between 0 and 0.9, got {options.test:g}")
     y = torch.from_numpy(target.labels(table))
-    place = assign_folds(y, 1, options.seed, options.test)
+    place = nets.assign_folds(y, 1, options.seed, options.test)
     if target.classes:
         place[y.bincount()[y] < 3] = -1
     test = place == 0
     return test.nonzero()[:, 0].numpy(), (~test).nonzero()[:, 0].numpy()
 
 
-def _spread(found: Learned, y: Tensor, target: Target) -> Spread | None:
+def _spread(found: nets.Learned, y: Tensor, target: Target) -> Spread | None:
     if target.classes:
         return None
     held = torch.isfinite(found.out[:, 0])
@@ -376,19 +339,19 @@ def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> d
 
 
 def _importance(
-    found: Learned, encoder: Encoder, x: Tensor, y: Tensor, seed: int
+    found: nets.Learned, encoder: Encoder, x: Tensor, y: Tensor, seed: int
 ) -> list[tuple[str, float]]:
     """By how much the loss grows if a column is shuffled, as a share of the loss of a constant."""
     x, y = x[:IMPORTANCE_ROWS], y[:IMPORTANCE_ROWS]
-    before = float(row_losses(found.module.outputs(x), y).mean())
-    unit = float(row_losses(_constant(y).expand(len(y), -1), y).mean()) or 1.0
+    before = float(nets.row_losses(found.module.outputs(x), y).mean())
+    unit = float(nets.row_losses(_constant(y).expand(len(y), -1), y).mean()) or 1.0
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     grown, start = [], 0
     for column in encoder.used:
         end = start + len(column.names())
         shuffled = x.clone()
         shuffled[:, start:end] = x[order, start:end]
-        after = float(row_losses(found.module.outputs(shuffled), y).mean())
+        after = float(nets.row_losses(found.module.outputs(shuffled), y).mean())
         grown.append((column.name, (after - before) / unit))
         start = end
     return sorted(grown, key=lambda pair: -pair[1])
@@ -405,7 +368,7 @@ class Difference(NamedTuple):
 def difference(fitted: Fitted, first: str, second: str, *, wrong: bool = False) -> Difference:
     """First minus second: negative if the first is better; or of the share of wrong classes."""
     outs = fitted.out[first], fitted.out[second]
-    one, two = (o.argmax(1) != fitted.y if wrong else row_losses(o, fitted.y) for o in outs)
+    one, two = (o.argmax(1) != fitted.y if wrong else nets.row_losses(o, fitted.y) for o in outs)
     rows = one.double() - two.double()
     mean, stderr = float(rows.double().mean()), float(rows.double().std() / math.sqrt(len(rows)))
     return Difference(mean, stderr, abs(mean) > 2 * stderr)

@@ -191,8 +191,7 @@ def learn(
         decay = options.weight_decay
         given = LINEAR_DECAYS if decay == AUTO else (float(decay),)
         found[LINEAR] = learn_linear(x, y, folds, given)
-    kinds = [kind for kind in wanted if kind != LINEAR]
-    if kinds:
+    if kinds := [kind for kind in wanted if kind != LINEAR]:
         run = _Run(x, y, folds, options, seed)
         found |= run.train(run.configs(kinds), progress)
     return found
@@ -360,11 +359,8 @@ class _Run:
 
     def _validate(self, params: Any, tracks: list[_Track], step: int) -> None:
         """Measure every configuration on the rows that its members hold out."""
-        parts = []
-        with torch.no_grad():
-            for k, held in enumerate(self.held):
-                own = {n: t[k :: self.F] for n, t in params.items()}
-                parts.append(_apply(self.net, own, self.x[held]))  # [C, n, K]
+        own = [{n: t.detach()[k :: self.F] for n, t in params.items()} for k in range(self.F)]
+        parts = [_apply(self.net, p, self.x[rows]) for p, rows in zip(own, self.held, strict=True)]
         out, rows = torch.cat(parts, dim=1), torch.cat(self.held)
         values = mean_loss(out, self.y[rows]).tolist()
         for c, (track, value) in enumerate(zip(tracks, values, strict=True)):

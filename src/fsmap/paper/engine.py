@@ -140,12 +140,12 @@ class Experiment:
 
 
 def judge_all(
-    claim: str, effects: Mapping[str, Mean], *, ratio: bool = False, **options: Any
+    claim: str, effects: Mapping[str, Mean], *, ratio: bool = False, need: str = "", **options: Any
 ) -> Claim:
     """A claim that holds at every N (or ε, or set): :func:`judge` of the weakest effect.
 
-    Effects are given by where they were measured; without any the claim is not tested. With
-    ``ratio`` they are of logarithms, and bounds are factors.
+    Effects are given by where they were measured; without any the claim is not tested, and ``need``
+    is the command that would. With ``ratio`` they are of logarithms, and bounds are factors.
 
     Examples:
         >>> found = {"N = 100": Mean(-0.4, 0.1, 5), "N = 200": Mean(-0.3, 0.02, 5)}
@@ -157,7 +157,8 @@ def judge_all(
         options[kind] = math.log(options[kind])
     effects = {place: effect for place, effect in effects.items() if effect.n}
     if not effects:
-        return records.judge(claim, math.nan, math.nan, 0, **options)
+        untested = records.judge(claim, math.nan, math.nan, 0, **options)
+        return untested._replace(reason=need or untested.reason)
 
     def support(effect: Mean) -> float:
         """How far the effect is on the right side of its bound, in half widths of its interval."""
@@ -255,9 +256,7 @@ def registry() -> Mapping[str, Experiment]:
                 continue
             if cls.id in found:
                 names = f"{type(found[cls.id]).__qualname__} and {cls.__qualname__}"
-                raise InputError(
-                    f"two experiments have the id {cls.id!r}: {names}. Rename one of them."
-                )
+                raise InputError(f"two experiments have the id {cls.id!r}: {names}. Rename one.")
             found[cls.id] = cls()
     order = [*ORDER, *sorted(found.keys() - {*ORDER})]
     return MappingProxyType({name: found[name] for name in order if name in found})
@@ -322,9 +321,8 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
         if not equals or not key:
             raise InputError(f"--set takes key=value, got {text!r}. {known}")
         if key not in fields:
-            raise InputError(
-                f"--set {text}: there is no field {key!r}.{did_you_mean(key, fields)} {known}"
-            )
+            hint = did_you_mean(key, fields)
+            raise InputError(f"--set {text}: there is no field {key!r}.{hint} {known}")
         try:
             changes[key] = parse(value, kinds[key])
             check_range(key, changes[key])
@@ -395,12 +393,10 @@ def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> It
     """Run experiments one after another; of ``["all"]`` those that have their data and device."""
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
-    known = {f.name for e in experiments for f in dataclasses.fields(e.config)}
+    known = sorted({f.name for e in experiments for f in dataclasses.fields(e.config)})
     for text in options.assignments if everything else ():
         if _field(text) not in known:
-            raise InputError(
-                f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
-            )
+            raise InputError(f"--set {text}: no experiment has such a field. Known: {known}.")
     jobs = [Job(experiment, options, everything) for experiment in experiments]
     for number, job in enumerate(jobs, start=1):
         place = f"{number}/{len(jobs)} " if len(jobs) > 1 else ""
@@ -432,7 +428,7 @@ class Job:
         self.folder = RunFolder(options.out / experiment.id)
 
     def run(self, say: Say, label: str) -> Outcome:
-        """Measure the units that are left, then draw and records.judge the rows."""
+        """Measure the units that are left, then draw and judge the rows."""
         experiment, options, folder = self.experiment, self.options, self.folder
         small = options.device == "auto" and experiment.device == "cpu"
         device = as_device("cpu" if small else options.device)
@@ -495,9 +491,7 @@ class Job:
         config = plain(dataclasses.asdict(self.config))
         header = {"experiment": self.experiment.id, "size": options.size, "config": config}
         if found.foreign:
-            raise InputError(
-                f"{found.path} exists and holds no run of fsmap. Choose another --out."
-            )
+            raise InputError(f"{found.path} holds no run of fsmap. Choose another --out.")
         state, done, there = found.state_of(content), content.units, content.header
         anew = state == "empty" or options.force
         if not (anew or there):
@@ -530,9 +524,8 @@ class Job:
         if isinstance(error, FsmapError):
             skip = self.lenient and isinstance(error, MissingDataError)
             return self.outcome("skipped" if skip else "failed", str(error), error=error)
-        reason = str(error)
-        if is_bug(error):
-            reason = "".join(traceback.format_exception(error)).rstrip()
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        reason = trace if is_bug(error) else str(error)
         again = self.options.command(self.experiment.id, resume=True)
         reason += f"\nFinished units are kept. Once this is fixed, continue with: {again}"
         return self.outcome("failed", reason, error=error)
@@ -574,10 +567,7 @@ def summary_of(experiment: Experiment, content: Content) -> dict[str, Any]:
     rows, header = content.rows, content.header
     size = coverage(experiment, header, content.units)
     missing = [] if size in ("quick", "full") else [size]
-    around = {
-        name: ", ".join(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
-        for name in ("device", "commit", "torch")
-    }
+    around = {name: records.origins(rows, name) for name in ("device", "commit", "torch")}
     return {
         "experiment": experiment.id,
         "size": header["size"],
@@ -596,7 +586,7 @@ def summary_of(experiment: Experiment, content: Content) -> dict[str, Any]:
 
 
 def publish(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
-    """Draw and records.judge the rows of a run; write ``summary.json`` last of all."""
+    """Draw and judge the rows of a run; write ``summary.json`` last of all."""
     content = run.content()
     with figures.style():
         for name, figure in experiment.draw(content.rows).items():

@@ -10,10 +10,6 @@ A run folder holds
 A unit is finished if, and only if, its line stands in ``units.jsonl`` and its rows match the
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
 written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which every parser accepts.
-
-Claims are computed from rows: by :func:`judge` about a measured effect, whose 95 % interval must
-not contain the bound, and as ``Claim(text, holds, ours, paper)`` about an exact quantity (a
-theorem, a deterministic optimum).
 """
 
 from __future__ import annotations
@@ -58,6 +54,11 @@ class Row(NamedTuple):
 
 Rows = Sequence[Row]
 Unit = dict[str, Any]  # key of a part that a killed run does not repeat: JSON values
+
+
+def origins(rows: Rows, name: str) -> str:
+    """The devices, commits or versions of torch of some rows."""
+    return ", ".join(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
 
 
 class Claim(NamedTuple):
@@ -217,8 +218,7 @@ class Content(NamedTuple):
 
 def read_rows(path: Path) -> tuple[list[Line], int]:
     """Read a ``rows.jsonl`` without a check against its units; a missing one reads as empty."""
-    texts, cut = _whole_lines(path)
-    lines = []
+    (texts, cut), lines = _whole_lines(path), []
     for text in texts:
         with contextlib.suppress(TypeError):  # no row
             row = Row(**parse(text))

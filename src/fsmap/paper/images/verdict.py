@@ -142,8 +142,7 @@ def lines(
     for members in tables.group(rows, *by, metric=tuple(metrics)).values():
         about = {"method": members[0].method, "px": members[0].config.get("px")}
         mine = shown(tables.in_order(members, *metrics))
-        table = tables.summarize(mine, *by, "metric", paper=printed)
-        found += [{**entry, **about} for entry in table]
+        found += [e | about for e in tables.summarize(mine, *by, "metric", paper=printed)]
     return found
 
 
@@ -156,13 +155,11 @@ def with_tuned(rows: Rows) -> list[Row]:
     found = []
     for members in tables.group(rows, "dataset").values():
         tried: dict[str, dict[str, dict[int, float]]] = {}
-        kept = set()
         for (name,), mine in tables.group(members, "row").items():
             nll = tables.values_by(mine, "seed", metric="valid_nll")
             if nll and "@valid" not in name:
                 tried.setdefault(base_of(name), {})[name] = nll
             if base_of(name) == name or "@valid" in name:
-                kept.add(name)
                 found += mine
         for base, losses in tried.items():
             seeds = set.intersection(*map(set, losses.values()))
@@ -171,7 +168,7 @@ def with_tuned(rows: Rows) -> list[Row]:
             means = {name: sum(nll[seed] for seed in seeds) for name, nll in losses.items()}
             best = min(means, key=means.__getitem__)
             name = base + TUNED if len(losses) > 1 else best
-            if name not in kept:
+            if name != base:  # which is there
                 mine = tables.select(members, row=best)
                 found += [row._replace(config={**row.config, "row": name}) for row in mine]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,13 +108,11 @@ STYLE: dict[str, Any] = {
 }
 
 
-@contextmanager
-def style() -> Iterator[None]:
+def style() -> AbstractContextManager[None]:
     """The shared style, for as long as the context lasts. ``draw`` is always called inside it."""
     import matplotlib
 
-    with matplotlib.rc_context(STYLE):
-        yield
+    return matplotlib.rc_context(STYLE)
 
 
 def axes(
@@ -185,10 +183,7 @@ GUIDE: dict[str, Any] = {"color": COLORS["data"], "linewidth": 0.8, "linestyle":
 """Look of a line that marks a value."""
 
 PAPER_LOOK: dict[str, Any] = {
-    "linestyle": (0, (1, 1.5)),
-    "marker": "",
-    "color": INK,
-    "label": "FS-MAP, paper's jitter",
+    **{"linestyle": (0, (1, 1.5)), "marker": "", "color": INK, "label": "FS-MAP, paper's jitter"}
 }
 """Look of FS-MAP by the paper's numerical protocol: on top of the true objective's line."""
 

@@ -31,6 +31,7 @@ TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("theme", "page", "chart", "mixture")
 TITLE = "Should we learn most likely functions or parameters?"
 MADE_BY = "Made by <code>fsmap report</code>"  # at the end of every page
+MAKE_ONE = "Make one with: fsmap run fourier --quick"
 LONG_TABLE = 12  # lines; a longer table is folded, unless it is a table of the paper's
 
 
@@ -74,16 +75,13 @@ def find_runs(folders: Sequence[Path]) -> list[Found]:
     runs = []
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(
-                f"there is no folder {folder}. Make one with: fsmap run fourier --quick"
-            )
+            raise InputError(f"there is no folder {folder}. {MAKE_ONE}")
         names = ("units.jsonl", "summary.json")
         inside = {file.parent for name in names for file in folder.glob(f"*/{name}")}
         here = [folder] if any((folder / name).exists() for name in names) else []
         runs += [_read(path) for path in here + sorted(inside) if not path.name.startswith(".")]
     if not runs:
-        places = ", ".join(map(str, folders))
-        raise InputError(f"no run in {places}. Make one with: fsmap run fourier --quick")
+        raise InputError(f"no run in {', '.join(map(str, folders))}. {MAKE_ONE}")
     return runs
 
 
@@ -161,8 +159,7 @@ def _blank(name: str, label: str, title: str, heading: str) -> dict[str, Any]:
         **{"id": name, "label": label or name, "title": title, "section": heading},
         **dict.fromkeys((*texts, "headline", "quick"), ""),
         **{key: [] for key in lists},
-        "verdict": NOT_TESTED,
-        "tally": NOT_TESTED,
+        **dict.fromkeys(("verdict", "tally"), NOT_TESTED),
     }
 
 
@@ -296,8 +293,7 @@ def _facts(
 ) -> list[tuple[str, str]]:
     seconds = sum(unit["seconds"] for unit in units.values())
     facts = {"protocol": experiment.protocol, "size": size, "time": duration(seconds)}
-    for name in ("device", "torch", "commit"):
-        facts[name] = ", ".join(dict.fromkeys(getattr(row, name) for row in rows))
+    facts |= {name: records.origins(rows, name) for name in ("device", "torch", "commit")}
     facts["commit"] = re.sub(r"\b([0-9a-f]{7})[0-9a-f]+", r"\1", facts["commit"])
     facts["rows"] = number(len(rows))
     return [(name, value) for name, value in facts.items() if value]

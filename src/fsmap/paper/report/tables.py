@@ -45,10 +45,7 @@ def select(rows: Iterable[Row], **where: Any) -> list[Row]:
         >>> [row.config["n_train"] for row in select(rows, metric="rmse", n_train=200)]
         [200]
     """
-    allowed = {
-        name: v if isinstance(v, tuple | list | set | frozenset) else (v,)
-        for name, v in where.items()
-    }
+    allowed = {name: v if isinstance(v, tuple) else (v,) for name, v in where.items()}
     return [row for row in rows if all(field(row, name) in v for name, v in allowed.items())]
 
 

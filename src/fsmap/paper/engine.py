@@ -184,10 +184,9 @@ def paired_effect(
     rows: Rows, one: Mapping[str, Any], other: Mapping[str, Any], *, ratio: bool = False
 ) -> Mean:
     """Mean and error over seeds of one - other (or log one/other), rows selected by fields."""
-    sides = tables.select(rows, **one), tables.select(rows, **other)
     if not ratio:
-        return tables.paired(*sides)
-    a, b = ({row.seed: row.value for row in side} for side in sides)
+        return tables.paired(tables.select(rows, **one), tables.select(rows, **other))
+    a, b = (tables.values_by(rows, "seed", **where) for where in (one, other))
     pairs = [(a[seed], b[seed]) for seed in a if seed in b]
     return mean(math.log(x / y) if x > 0 and y > 0 else math.nan for x, y in pairs)
 
@@ -219,10 +218,7 @@ def section(experiment: Experiment) -> str:
 
 
 def coverage(experiment: Experiment, header: Mapping[str, Any], done: Container[str]) -> str:
-    """The part of the protocol that a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``.
-
-    ``header`` is the size and config of the run, ``done`` the keys of its finished units.
-    """
+    """The part of the protocol that a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``."""
     quick = header["size"] == "quick"
     protocol = experiment.quick if quick else experiment.config
     try:
@@ -407,11 +403,7 @@ def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> It
 
 
 class Job:
-    """The run of one experiment.
-
-    With ``lenient`` (``fsmap run all``) it is skipped if its data or device is missing, and ignores
-    settings that it does not have.
-    """
+    """The run of one experiment; if ``lenient`` (``all``), it may lack data, device or setting."""
 
     def __init__(self, experiment: Experiment, options: Options, lenient: bool) -> None:
         self.experiment, self.options, self.lenient = experiment, options, lenient
@@ -442,8 +434,7 @@ class Job:
         with folder.lock():
             if self.lenient and folder.finished and not (options.resume or options.force):
                 return self.outcome("kept", "finished before; --force runs it again")
-            done = self._open(units, say)
-            if done is None:
+            if (done := self._open(units, say)) is None:
                 return self.outcome("kept", "finished before")
             left = [unit for unit in units if key_of(unit) not in done]
             with progress(len(left), label, silent=options.silent) as bar:

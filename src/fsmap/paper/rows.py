@@ -138,8 +138,8 @@ def judge(
         'the bound is within the 95 % interval'
     """
     ahead = margin(effect, **bound)
-    shown = effect if ours is None else ours
-    made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
+    ours = effect if ours is None else ours
+    made = Claim(claim, None, ours, paper, effect, stderr, seeds, source)
     if seeds == 0:
         return made._replace(ours=None, effect=None, stderr=None, reason="no rows")
     if not ahead > -math.inf:  # or nan
@@ -276,11 +276,7 @@ class RunFolder:
         return self.summary_file.exists()
 
     def state_of(self, content: Content) -> str:
-        """``"empty"``, ``"unfinished"``, ``"damaged"`` or ``"complete"``.
-
-        Unfinished: units or the summary are missing. Damaged: the header or a unit does not match
-        its checksum.
-        """
+        """``"empty"``, ``"damaged"`` (a checksum), ``"unfinished"`` or ``"complete"``."""
         if not any(file.exists() for file in self.files):
             return "empty"
         if not content.header or content.damaged:
@@ -333,10 +329,7 @@ class RunFolder:
     def tidy(
         self, units: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None = None
     ) -> Content:
-        """Keep finished units only, in the order of ``units``; those that are not in it come first.
-
-        Rows of unfinished units, and units that do not match their checksum, are dropped.
-        """
+        """Keep intact finished units only, in the order of ``units``; those not in it are first."""
         for file in self.files:
             remove_partial(file)
         content = self.content()

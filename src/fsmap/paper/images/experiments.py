@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -170,8 +170,7 @@ class ImageTuning(RowsExperiment):
         found: dict[tuple[str, str], list[list[Row]]] = {}  # lines of each panel that has any
         for (dataset,), mine in tables.group(rows, "dataset", metric="valid_nll").items():
             for base, key in TRIED:
-                line = [r for r in mine if r.config["row"].startswith(f"{base}@{key}-")]
-                if line:
+                if line := [r for r in mine if r.config["row"].startswith(f"{base}@{key}-")]:
                     found.setdefault((dataset, key), []).append(line)
         if not found:
             return {}
@@ -181,8 +180,8 @@ class ImageTuning(RowsExperiment):
             ax.set_axis_off()
         for ax, ((dataset, key), shown_lines) in zip(panels.flat, found.items(), strict=False):
             for some in shown_lines:
-                name = some[0].config["row"].partition("@")[0]
-                look = verdict.look_of(some[0], label=tables.word(name))
+                label = tables.word(protocol.base_of(some[0].config["row"]))
+                look = verdict.look_of(some[0], label=label)
                 figures.plot_mean(ax, *tables.line(some, protocol.CHANGES[key][0]), **look)
             ax.set(title=NAMES[dataset], xlabel=labels[key], ylabel="held-out NLL")
             tried = sorted({x for line in ax.get_lines() for x in line.get_xdata()})
@@ -254,15 +253,14 @@ class ImageSize(RowsExperiment):
         for dataset, name in NAMES.items():
             mine = tables.select(full_length(rows, dataset), row="other")
             sizes = sorted({row.config["num_points"] for row in mine})
-            few, many = (sizes[0], sizes[-1]) if len(sizes) > 1 else (SIZES[0], SIZES[-1])
-            for metric, words, bound, paper in CLAIMED:
-                if dataset in paper:
-                    claims.append(
-                        claim_about(f"{name}: {words} from S = {few} to {many}", mine, metric,
-                                    one={"num_points": many}, other={"num_points": few},
-                                    command=command(self.id, datasets=dataset),
-                                    paper=paper[dataset], **bound)
-                    )  # fmt: skip
+            few, *_, many = sizes if len(sizes) > 1 else SIZES
+            claims += [
+                claim_about(f"{name}: {words} from S = {few} to {many}", mine, metric,
+                            one={"num_points": many}, other={"num_points": few},
+                            command=command(self.id, datasets=dataset), paper=paper[dataset],
+                            **bound)
+                for metric, words, bound, paper in CLAIMED if dataset in paper
+            ]  # fmt: skip
         return claims
 
     def draw(self, rows: Rows) -> Plots:
@@ -333,10 +331,9 @@ class LaplacianTrace(RowsExperiment):
     def draw(self, rows: Rows) -> Plots:
         curves = {}  # of all rows, or of none
         for (dataset,), mine in tables.group(rows, "dataset").items():
-            names = set(tables.group(mine, "row"))
             for metric in WHERE:
                 some = tables.select(mine, metric=f"{metric}_curve")
-                if set(tables.group(some, "row")) == names:
+                if tables.group(some, "row").keys() == tables.group(mine, "row").keys():
                     curves[dataset, metric] = some
         if not curves:
             return {}
@@ -549,10 +546,9 @@ class Shift(RowsExperiment):
         new = read_images(NEW, "test", context.data_dir) if unit.get("shift") == NEW else None
         run, kind = self.trained(config, unit, context)
         row, T = protocol.rows_of(run, kind), protocol.held_out_temperature(run)
+        shifted: Iterable[tuple[Any, Tensor, Tensor]] = _corrupted(config, *run.task.test)
         if new is not None:
-            shifted = iter([({"shift": NEW}, new.x.to(run.device), new.y.to(run.device))])
-        else:
-            shifted = _corrupted(config, *run.task.test)
+            shifted = [({"shift": NEW}, new.x.to(run.device), new.y.to(run.device))]
         for about, images, y in shifted:
             for name, value in measure(Predictions(run.logits_of(images), y), T).items():
                 yield row(name, value, **about)

@@ -170,11 +170,7 @@ LAPLACIAN_POINTS = 256  # images at which R of the deployed network is measured
 
 
 class Watch:
-    """Moves the progress bar, and measures R(θ) as training goes on (``fig:loss_landscape``).
-
-    R after every epoch, or in long runs :data:`MEASUREMENTS` times, always at the same images and
-    ψ; of the deployed network at images of D', and in training mode (:func:`joint_laplacian`).
-    """
+    """Moves the progress bar, and measures R(θ) at the same images and ψ as training goes on."""
 
     def __init__(self, context: Context, images: Tensor) -> None:
         self.context, self.images = context, images

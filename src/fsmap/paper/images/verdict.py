@@ -87,8 +87,7 @@ def draw_table(rows: Rows, paper: Printed, id: str) -> dict[str, Figure]:
 
 
 def _point(ax: Axes, place: float, rows: Rows, metric: str, paper: Cells, *, filled: bool) -> None:
-    mine = shown(tables.select(rows, metric=metric))
-    if not mine:
+    if not (mine := shown(tables.select(rows, metric=metric))):
         return
     mean = tables.mean(row.value for row in mine)
     look = look_of(mine[0], linestyle="")
@@ -113,8 +112,7 @@ def draw_lines(
         for ax, metric in zip(line, metrics, strict=True):
             for some in tables.group(shown(tables.select(mine, metric=metric)), "row").values():
                 figures.plot_mean(ax, *tables.line(some, x), **look_of(some[0]))
-            known = {k[1]: v[metric][0] for k, v in (paper or {}).items() if k[0] == dataset}
-            if known:
+            if known := {k[1]: v[metric][0] for k, v in (paper or {}).items() if k[0] == dataset}:
                 ax.plot(list(known), list(known.values()), label="L-MAP, paper", **PRINTED)
             ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS[metric])
             if paper:
@@ -171,12 +169,9 @@ def with_tuned(rows: Rows) -> list[Row]:
             if name != base:  # which is there
                 mine = tables.select(members, row=best)
                 found += [row._replace(config={**row.config, "row": name}) for row in mine]
-
-    def place(row: Row) -> tuple[bool, int]:
-        name = row.config["row"]
-        return base_of(name) != name, [*KINDS].index(base_of(name))
-
-    return sorted(found, key=place)
+    names = [row.config["row"] for row in found]
+    places = {name: (base_of(name) != name, [*KINDS].index(base_of(name))) for name in names}
+    return sorted(found, key=lambda row: places[row.config["row"]])
 
 
 def difference(

@@ -132,10 +132,7 @@ def line(rows: Iterable[Row], x: str, **where: Any) -> Line:
 def summarize(
     rows: Iterable[Row], *by: str, paper: Mapping[Any, tuple[float, float | None]] | None = None
 ) -> Table:
-    """Mean ± standard error of the rows that agree in ``by``.
-
-    ``paper`` has what the paper prints, ``(value, standard error)``, by the values of ``by``.
-    """
+    """Mean ± standard error by the values of ``by``, and the paper's ``(value, error)`` by them."""
     table = []
     for key, members in group(rows, *by).items():
         ours = mean(row.value for row in members)

@@ -541,12 +541,9 @@ def _resuming(content: Content) -> str:
 def _check_same(found: RunFolder, there: Unit, header: Unit, selecting: Sequence[str]) -> None:
     both = plain(there), header
     before, now = ({**h["config"], "experiment": h["experiment"], "size": h["size"]} for h in both)
-    changed = [
-        f"{key}: {before.get(key)} there, {now.get(key)} now"
-        for key in {**before, **now}
-        if key not in selecting and before.get(key) != now.get(key)
-    ]
-    if changed:
+    keys = [key for key in {**before, **now} if key not in selecting]
+    pairs = [(key, before.get(key), now.get(key)) for key in keys]
+    if changed := [f"{key}: {a} there, {b} now" for key, a, b in pairs if a != b]:
         raise InputError(
             f"{found.path} holds a run with another config ({', '.join(changed)}). Resume it with "
             "its own settings, choose another --out, or start anew with --force."

@@ -145,10 +145,9 @@ def lines(
 
 
 def with_tuned(rows: Rows) -> list[Row]:
-    """Rows as the table has them, and of each one's changes the best on held-out images.
+    """Rows as the table has them, then of each one's changes the best on held-out images.
 
     It is called tuned if several were tried, and compared over the seeds that all of them have.
-    Rows that hold out other images stay as they are. Changed rows come after the others.
     """
     found = []
     for members in tables.group(rows, "dataset").values():

@@ -118,10 +118,7 @@ def style() -> AbstractContextManager[None]:
 def axes(
     columns: int = 1, rows: int = 1, *, panel: tuple[float, float] = (3.3, 2.5), **subplots: Any
 ) -> tuple[Figure, Any]:
-    """A figure of equal panels, and one ``Axes`` (a single panel) or an array of them.
-
-    ``panel`` is the size of one panel in inches; ``subplots`` go to ``Figure.subplots``.
-    """
+    """A figure of panels of one size (inches), and its ``Axes`` or an array of several."""
     from matplotlib.figure import Figure
 
     with style():
@@ -194,10 +191,7 @@ def power(jitter: float) -> str:
 
 
 def log_scale(ax: Axes, which: str = "xy") -> None:
-    """Logarithmic axes with plain numbers: at 1, 2 and 5, or at powers of ten if there are many.
-
-    Call it after plotting: the range decides. ``which`` is ``"x"``, ``"y"`` or both.
-    """
+    """Logarithmic axes with plain numbers as ticks. Call it after plotting: the range decides."""
     from matplotlib import ticker
 
     for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):

@@ -109,9 +109,8 @@ def render(runs: Sequence[Found]) -> str:
     place = runs[0].folder.parent
     by_id: dict[str, list[Found]] = {}
     # An intact run comes before a damaged one, full size before quick, then the first folder.
-    for run in sorted(
-        runs, key=lambda r: (bool(r.trouble), r.content.header.get("size") != "full")
-    ):
+    runs = sorted(runs, key=lambda run: run.content.header.get("size") != "full")
+    for run in sorted(runs, key=lambda run: bool(run.trouble)):
         by_id.setdefault(run.id, []).append(run)
     items = [view(e, by_id.pop(e.id, []), place) for e in registry().values()]
     for name, same in by_id.items():

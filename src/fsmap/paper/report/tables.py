@@ -194,9 +194,7 @@ def epsilon(jitter: float) -> str:
 
 
 def with_error(value: Any, stderr: Any, places: int | None = None) -> str:
-    """Mean ± standard error (None or nan: no error), to the place of the error's second digit.
-
-    ``places`` is another number of decimals.
+    """Mean ± standard error (None, nan: none), to ``places`` or the error's second digit.
 
     Examples:
         >>> with_error(0.11312, 0.01234), with_error(12.0, None), with_error(1234.5, 67.8)

@@ -74,9 +74,7 @@ def test_errors_and_curvature_are_their_definitions():
 
 def test_where_data_do_not_decide_the_exact_optimum_is_twice_the_prior_variance():
     """−θ²/2α² + 2 log cosh θ peaks where θ = 2α² tanh θ; the paper's jitter stops it near 18."""
-    config = FourierConfig(
-        num_frequencies=2, prior_std=5.0, steps=1_500, lr=0.3, seeds=1, num_test=5
-    )
+    config = FourierConfig(num_frequencies=2, prior_std=5.0, steps=1_500, lr=0.3, seeds=1)
     problem = draw_problem(config, 200, 0)
     far = problem._replace(train=problem.train._replace(y=3 * problem.train.y.sign()))
     variants = [variant._replace(noise_std=100.0) for variant in uniform_variants(config)[1:]]

@@ -13,16 +13,7 @@ from fsmap.errors import InputError, MissingDataError
 from fsmap.paper.engine import Context
 from fsmap.paper.images import experiments, protocol
 from fsmap.paper.images.at_scale import METHODS, FSMAPAtScale
-from fsmap.paper.images.experiments import (
-    NEW,
-    ImageSize,
-    ImageTable,
-    ImageTuning,
-    LabelNoise,
-    LaplacianTrace,
-    LossLandscape,
-    Shift,
-)
+from fsmap.paper.images.experiments import NEW, ImageSize, ImageTable, LabelNoise, Shift
 from fsmap.paper.images.protocol import ROWS, kind_of
 from fsmap.paper.images.reliability import ReliabilityByStrength
 from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, heads
@@ -68,9 +59,9 @@ def test_a_row_changes_settings(tmp_path: Path):
         (ImageTable, {"datasets": ("mnist",)}, "mnist"),
         (Shift, {"corruptions": ("fogg",)}, "fogg"),
         (Shift, {"severities": (1, 9)}, "9"),
-        (LossLandscape, {"steps": 4}, "odd"),
+        (experiments.LossLandscape, {"steps": 4}, "odd"),
         (FSMAPAtScale, {"probes": 3}, "8, 16"),
-        (LossLandscape, {"reach": 0.0}, "positive"),
+        (experiments.LossLandscape, {"reach": 0.0}, "positive"),
         (ImageTable, {"precision": "foo"}, "foo"),
     ],
 )
@@ -87,18 +78,15 @@ def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes,
         (ImageSize, {"row": "other", "S": 512}, {"num_points": 512}),
         (LabelNoise, {"row": "ps-map", "level": 0.8}, {"label_noise": 0.8}),
         (LabelNoise, {"row": "ps-map", "level": 0.0}, {}),
-        (LossLandscape, {"row": "ps-map"}, {}),
-        (LaplacianTrace, {"row": "other"}, {}),
+        (experiments.LossLandscape, {"row": "ps-map"}, {}),
+        (experiments.LaplacianTrace, {"row": "other"}, {}),
         (Shift, {"row": "ps-map", "shift": NEW}, {}),
         (Transfer, {"form": FINETUNE, "method": "ps-map", "dataset": None}, {}),
     ],
 )
 def test_units_of_the_protocol_and_their_networks(experiment, unit, changes, tmp_path, monkeypatch):
-    class Enough(Exception):
-        pass
-
     def stop(config, *run):
-        raise Enough(*run)
+        raise RuntimeError(*run)
 
     monkeypatch.setattr(protocol, "trained", stop)
     monkeypatch.setattr(experiments, "read_images", lambda *_: None)
@@ -106,7 +94,7 @@ def test_units_of_the_protocol_and_their_networks(experiment, unit, changes, tmp
     about = {"dataset": "cifar10", "seed": 0, **unit}
     mine = {key: value for key, value in about.items() if value is not None}
     assert mine in made.units(made.config)
-    with pytest.raises(Enough) as found:
+    with pytest.raises(RuntimeError) as found:
         list(made.run(made.config, mine, context(tmp_path)))
     dataset, wanted, seed, _ = found.value.args
     assert (dataset, seed) == (about["dataset"] or "cifar10", 0)
@@ -131,7 +119,7 @@ def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
     assert found["accuracy"].config["generated"] is True
     assert "generated images" in found["accuracy"].deviations[0]
     assert {"nll_scaled", "temperature", "ood_auroc", "laplacian_other"} <= found.keys()
-    trace = LaplacianTrace()
+    trace = experiments.LaplacianTrace()
     traced = measured(trace, dataclasses.replace(trace.quick, **tiny()), unit,
                       context(tmp_path / "laplacian-trace"))  # fmt: skip
     curves = {row.metric: row.value for row in traced if row.metric.endswith("_curve")}
@@ -204,11 +192,8 @@ def test_claims_of_the_table_come_out_both_ways():
     assert list(cifar.values()) == [True, False, False, True, True, True, True]
     short = made_up({"ps-map": PLAIN, "other": GOOD}, "fmnist", epochs=3)
     assert verdicts(ImageTable(), short) == {}
-    missing = ImageTable().claims(short)
-    assert {claim.reason for claim in missing} == {
-        "no rows", *(f"fsmap run image-table --resume --set datasets={d}"
-                     for d in ("fmnist", "cifar10")),
-    }  # fmt: skip
+    commands = [f"fsmap run image-table --resume --set datasets={d}" for d in ("fmnist", "cifar10")]
+    assert {claim.reason for claim in ImageTable().claims(short)} == {"no rows", *commands}
 
 
 def test_differences_are_of_the_seeds_that_both_sides_have_and_need_two_errors():
@@ -251,19 +236,16 @@ def test_rows_are_tuned_on_held_out_images_and_compared_as_tuned():
     assert [line["row"] for line in ImageTable().table(alone)] == ["ps-map@wd-1e-2"]
     assert len(ImageTable().draw(alone)["image-table"].axes) == 2
     assert ImageTable().draw([row for row in alone if row.metric != "valid_nll"]) == {}
-    tried = ImageTuning()
+    tried = experiments.ImageTuning()
     assert [line["row"] for line in tried.table(rows)][1] == "ps-map@wd-1e-2"
     drawn = [row._replace(config={**row.config, "weight_decay": 1e-2}) for row in rows]
     assert [len(ax.get_lines()) for ax in tried.draw(drawn)["image-tuning"].axes] == [1]
 
 
 def test_number_of_points():
-    values = {"accuracy": 0.955, "ece": 0.02, "nll": 0.16}
-    rows = [
-        row._replace(value=row.value / size if row.metric == "ece" else row.value)
-        for size in (4, 16, 128)
-        for row in made_up({"other": values}, "cifar10", num_points=size)
-    ]
+    values = {n: {"accuracy": 0.955, "ece": 0.02 / n, "nll": 0.16} for n in (4, 16, 128)}
+    made = [made_up({"other": some}, "cifar10", num_points=n) for n, some in values.items()]
+    rows = [row for part in made for row in part]
     assert list(verdicts(ImageSize(), rows).values()) == [True, True]
     same = [row._replace(value=0.02) for row in rows]
     assert list(verdicts(ImageSize(), same).values()) == [True, None]  # no difference
@@ -297,15 +279,15 @@ def test_the_laplacian(laplacian, holds):
         "other": {**GOOD, "laplacian_other": laplacian, "laplacian_joint": 1e4},
     }
     rows = made_up(values, "cifar10")
-    assert list(verdicts(LaplacianTrace(), rows).values()) == [holds, True]
-    logged = [line for line in LaplacianTrace().table(rows) if line["paper"] is not None]
-    assert {(line["row"], line["metric"]) for line in logged} == {
-        ("ps-map", "laplacian_joint"),
-        ("other", "laplacian_joint"),
-    }
-    assert LaplacianTrace().draw(rows) == {}  # no curves
+    assert list(verdicts(experiments.LaplacianTrace(), rows).values()) == [holds, True]
+    logged = [
+        line for line in experiments.LaplacianTrace().table(rows) if line["paper"] is not None
+    ]
+    assert [line["row"] for line in logged] == ["ps-map", "other"]
+    assert {line["metric"] for line in logged} == {"laplacian_joint"}
+    assert experiments.LaplacianTrace().draw(rows) == {}  # no curves
     curves = made_up({"ps-map": {"laplacian_other_curve": [3e5, 2e4]}}, "cifar10")
-    assert len(LaplacianTrace().draw(curves)["laplacian-trace"].axes) == 1
+    assert len(experiments.LaplacianTrace().draw(curves)["laplacian-trace"].axes) == 1
 
 
 def test_rows_can_be_told_apart():
@@ -320,21 +302,23 @@ def test_rows_can_be_told_apart():
 
 
 def test_flatness():
-    assert LossLandscape.config.seeds == LaplacianTrace.config.seeds == ImageTable.config.seeds
+    assert (
+        experiments.LossLandscape.config.seeds
+        == experiments.LaplacianTrace.config.seeds
+        == ImageTable.config.seeds
+    )
     for rise in (1.0, 2.1):
         values = {"ps-map": {"rise": 2.0, "loss_along": [9.0, 1.0]}, "other": {"rise": rise}}
         rows = made_up(values, "fmnist")
-        assert list(verdicts(LossLandscape(), rows).values()) == [rise < 2]
-    assert verdicts(LossLandscape(), rows[:2]) == {}
-    assert [line["row"] for line in LossLandscape().table(rows)] == ["ps-map", "other"]
+        assert list(verdicts(experiments.LossLandscape(), rows).values()) == [rise < 2]
+    assert verdicts(experiments.LossLandscape(), rows[:2]) == {}
+    assert [line["row"] for line in experiments.LossLandscape().table(rows)] == ["ps-map", "other"]
 
 
 def test_shift():
     values = {"ps-map": {**PLAIN, "ece": 0.06}, "other": GOOD, "train": {**GOOD, "nll": 0.22}}
-    rows = [
-        *made_up(values, "cifar10", shift=NEW),
-        *made_up(values, "cifar10", shift="corruptions", severity=3),
-    ]
+    rows = made_up(values, "cifar10", shift=NEW)
+    rows += made_up(values, "cifar10", shift="corruptions", severity=3)
     assert list(verdicts(Shift(), rows).values()) == [True] * 6
     printed = [line["paper"] for line in Shift().table(rows) if line["metric"] == "accuracy"]
     assert printed == [89.2, 89.2, None, None, None, None]
@@ -347,16 +331,13 @@ def test_shift():
 
 def test_standard_errors_are_over_seeds_not_over_corruptions():
     rows = [
-        row._replace(value=value)
+        row
         for name, value in (("contrast", 0.1), ("pixelate", 0.5))
-        for row in made_up(
-            {"ps-map": {"ece": 0.0}}, "cifar10", shift="corruptions", severity=3, corruption=name
-        )
-    ]
+        for row in made_up({"ps-map": {"ece": value}}, "cifar10", shift="corruptions",
+                           severity=3, corruption=name)
+    ]  # fmt: skip
     (line,) = Shift().table(rows)
-    assert line["ours"] == pytest.approx(30.0)
-    assert line["stderr"] == pytest.approx(0.0)
-    assert line["runs"] == 2
+    assert [line[key] for key in ("ours", "stderr", "runs")] == pytest.approx([30.0, 0.0, 2])
 
 
 def test_cifar10_1_is_measured_on_its_own(tmp_path: Path, monkeypatch):
@@ -387,8 +368,7 @@ def test_heads_are_one_population_and_the_best_is_chosen_on_held_out_images(tmp_
 def test_transfer():
     def rows(form: str, row: str, value: float) -> list[Row]:
         values = dict.fromkeys(("nll", "ece", "nll_scaled", "accuracy"), value)
-        made = made_up({row: values}, "cifar10", form=form)
-        return [r._replace(method=row) for r in made]
+        return [r._replace(method=row) for r in made_up({row: values}, "cifar10", form=form)]
 
     made = [
         *(*rows(FINETUNE, "ps-map", 0.2), *rows(FINETUNE, "l-map", 0.1)),

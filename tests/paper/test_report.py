@@ -26,6 +26,7 @@ from fsmap.paper.report.picture import collect, picture
 from fsmap.paper.rows import Claim, encode, judge, not_tested, plain
 
 RESULTS = Path(__file__).parents[2] / "results"
+LOOK = "What to look for: The curve is a parabola."
 
 
 class Absent(Squares):
@@ -152,14 +153,8 @@ def test_rows_that_cannot_be_judged_are_said(runs, monkeypatch):
     ("claims", "words"),
     [
         ([Claim("a", True)], "Squares of small numbers The curve"),
-        (
-            [Claim("a", True), Claim("b", False)],
-            "is a parabola. So far 1 of 2 claims agree, 1 differs.",
-        ),
-        (
-            [Claim("a", True, source="check")],
-            "What to look for: The curve is a parabola. So far no claim was judged.",
-        ),
+        ([Claim("a", True), Claim("b", False)], f"{LOOK} So far 1 of 2 claims agree, 1 differs."),
+        ([Claim("a", True, source="check")], f"{LOOK} So far no claim was judged."),
     ],
 )
 def test_the_sentence_is_chosen_by_the_rows(runs, monkeypatch, claims, words):
@@ -285,9 +280,8 @@ def test_hover_values_lie_where_the_svg_draws_them(figure):
     assert (line["name"], line["color"]) == ("FS-MAP", "var(--fs-map)")
     assert (line["x"], line["y"]) == ("points N", "ε & <b>")
     assert [point[2:] for point in line["points"]] == [[1, 1], [10, 2], [100, 4]]
-    uses = re.findall(
-        r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: var\(--fs-map', made.markup
-    )
+    use = r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: var\(--fs-map'
+    uses = re.findall(use, made.markup)
     for px, py, *_ in line["points"]:
         assert min(abs(px - float(x)) + abs(py - float(y)) for x, y in uses) < 0.05
     assert dots["name"] == "data"
@@ -303,12 +297,9 @@ def test_tooltips_name_series_seed_and_category():
     ax.set_xticks([0, 1], ["fmnist", "cifar10"])
     ax.set_title("ECE, %")
     made.canvas.draw()
-    found = [(s["name"], s["points"][0][2], s["y"]) for s in collect(made)]
-    assert found == [
-        ("PS-MAP", "fmnist", "ECE, %"),
-        ("PS-MAP, seed 3", "cifar10", "ECE, %"),
-        ("L-MAP", "fmnist", "ECE, %"),
-    ]
+    found = [(s["name"], s["points"][0][2]) for s in collect(made)]
+    assert found == [("PS-MAP", "fmnist"), ("PS-MAP, seed 3", "cifar10"), ("L-MAP", "fmnist")]
+    assert {s["y"] for s in collect(made)} == {"ECE, %"}
 
 
 def test_tooltips_of_bars_and_of_horizontal_lines():
@@ -370,11 +361,9 @@ def test_mean_and_standard_error_are_numpys(values):
 
 
 def test_means_of_few_or_bad_values():
-    assert tables.mean([2.0])[::2] == (2.0, 1)
-    assert math.isnan(tables.mean([2.0]).stderr)
-    assert math.isnan(tables.mean([]).mean)
-    assert math.isnan(tables.mean([1.0, math.nan]).mean)
-    assert tables.mean([1.0, math.inf]).mean == math.inf
+    assert repr(tables.mean([2.0])) == "Mean(mean=2.0, stderr=nan, n=1)"
+    means = [tables.mean(values).mean for values in ([], [1.0, math.nan], [1.0, math.inf])]
+    assert repr(means) == "[nan, nan, inf]"
 
 
 @pytest.mark.parametrize(

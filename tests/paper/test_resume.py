@@ -16,6 +16,7 @@ import fake_experiment
 from fake_experiment import Squares, only, run
 from fsmap.cli.list import last_result
 from fsmap.errors import CheckpointError
+from fsmap.paper.report import tables
 from fsmap.paper.report.page import build
 from fsmap.paper.rows import DAMAGED, RunFolder, read_rows
 
@@ -72,7 +73,7 @@ def test_an_error_half_way_keeps_finished_units_and_resume_goes_on(tmp_path, mon
 
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # a finished unit must not run again
     assert finish(tmp_path)[0] == ["squares: resuming, 2 units are done"]
-    values = [row.value for row in here.content().rows if row.metric == "square"]
+    values = tables.values(here.content().rows, metric="square")
     assert values == [1.0, 1.1, 4.0, 4.1, 9.0, 9.1, 16.0, 16.1]
 
 
@@ -270,7 +271,7 @@ ALTERED = {
 def test_a_unit_that_was_altered_runs_again(tmp_path, name, finished):
     run(tmp_path)
     here = RunFolder(tmp_path / "squares")
-    expected = here.content().rows
+    expected = tables.values(here.content().rows, metric="square")
     file = here.units_file if name.startswith("unit") else here.rows_file
     file.write_text("".join(ALTERED[name](file.read_text().splitlines(keepends=True))))
     before = here.rows_file.read_bytes()
@@ -280,9 +281,7 @@ def test_a_unit_that_was_altered_runs_again(tmp_path, name, finished):
         here.summary_file.unlink()
     assert "do not match" in finish(tmp_path)[0][0]
     assert (here.path / DAMAGED).read_bytes() == before
-    assert [row.value for row in here.content().rows if row.metric == "square"] == [
-        row.value for row in expected if row.metric == "square"
-    ]
+    assert tables.values(here.content().rows, metric="square") == expected
 
 
 def test_a_summary_that_was_altered_changes_nothing_on_the_page_and_is_made_again(tmp_path):

@@ -43,12 +43,6 @@ def as_rows(measured) -> list[Row]:
     return [Row("uci-table", **m._asdict()) for m in measured]
 
 
-def run(config, tmp_path) -> list[Row]:
-    experiment = UCITable()
-    here = context(tmp_path)
-    return as_rows(m for u in experiment.units(config) for m in experiment.run(config, u, here))
-
-
 def test_the_objective_is_the_paper_s_loss():
     """Its gradient is that of mean squared error + w‖θ‖² + λR, written here as the authors do."""
     w, strength, num_data = torch.tensor(1e-3), torch.tensor(0.02), 57
@@ -64,9 +58,8 @@ def test_the_objective_is_the_paper_s_loss():
     theirs = (f(params, x) - y).square().mean() + 1e-3 * decay + 0.02 * change
     ours, _ = objective.loss(f, params, fsmap.Batch(x, y), draws)
     leaves = list(params.values())
-    pairs = zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves), strict=True)
-    for a, b in pairs:
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+    grads = [torch.autograd.grad(loss, leaves) for loss in (ours, theirs)]
+    torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-9)
 
 
 def test_the_paper_s_protocol_tunes_on_split_0_only(made_up, tmp_path):
@@ -81,16 +74,15 @@ def test_the_paper_s_protocol_tunes_on_split_0_only(made_up, tmp_path):
         used = {r.config["weight_decay"] for r in tables.select(final, method=method)}
         assert used == {best.config["weight_decay"]}
     # the first final run repeats the tuned one: same split, seed and start
-    again = {
-        row.config["weight_decay"]: row.value
-        for row in tables.select(rows, stage="tune", metric="test_rmse", method="ps-map")
-    }
+    first = {"stage": "tune", "metric": "test_rmse", "method": "ps-map"}
+    again = tables.values_by(rows, "weight_decay", **first)
     assert final[0].value == pytest.approx(again[final[0].config["weight_decay"]], rel=1e-5)
 
 
 def test_everything_at_tiny_size(made_up, tmp_path):
-    rows = run(TINY, tmp_path)
-    table = UCITable().table(rows)
+    here, experiment = context(tmp_path), UCITable()
+    rows = as_rows(m for u in experiment.units(TINY) for m in experiment.run(TINY, u, here))
+    table = experiment.table(rows)
     found = {(line["protocol"], line["method"]): line for line in table}
     assert set(found) == {
         *(("paper", m) for m in METHODS),

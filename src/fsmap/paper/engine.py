@@ -140,12 +140,12 @@ class Experiment:
 
 
 def judge_all(
-    claim: str, effects: Mapping[str, Mean], *, ratio: bool = False, **options: Any
+    claim: str, effects: Mapping[str, Mean], *, ratio: bool = False, need: str = "", **options: Any
 ) -> Claim:
     """A claim that holds at every N (or ε, or set): :func:`judge` of the weakest effect.
 
-    Effects are given by where they were measured; without any the claim is not tested. With
-    ``ratio`` they are of logarithms, and bounds are factors.
+    Effects are given by where they were measured; without any the claim is not tested, and ``need``
+    is the command that would. With ``ratio`` they are of logarithms, and bounds are factors.
 
     Examples:
         >>> found = {"N = 100": Mean(-0.4, 0.1, 5), "N = 200": Mean(-0.3, 0.02, 5)}
@@ -157,7 +157,8 @@ def judge_all(
         options[kind] = math.log(options[kind])
     effects = {place: effect for place, effect in effects.items() if effect.n}
     if not effects:
-        return records.judge(claim, math.nan, math.nan, 0, **options)
+        untested = records.judge(claim, math.nan, math.nan, 0, **options)
+        return untested._replace(reason=need or untested.reason)
 
     def support(effect: Mean) -> float:
         """How far the effect is on the right side of its bound, in half widths of its interval."""
@@ -183,10 +184,9 @@ def paired_effect(
     rows: Rows, one: Mapping[str, Any], other: Mapping[str, Any], *, ratio: bool = False
 ) -> Mean:
     """Mean and error over seeds of one - other (or log one/other), rows selected by fields."""
-    sides = tables.select(rows, **one), tables.select(rows, **other)
     if not ratio:
-        return tables.paired(*sides)
-    a, b = ({row.seed: row.value for row in side} for side in sides)
+        return tables.paired(tables.select(rows, **one), tables.select(rows, **other))
+    a, b = (tables.values_by(rows, "seed", **where) for where in (one, other))
     pairs = [(a[seed], b[seed]) for seed in a if seed in b]
     return mean(math.log(x / y) if x > 0 and y > 0 else math.nan for x, y in pairs)
 
@@ -218,10 +218,7 @@ def section(experiment: Experiment) -> str:
 
 
 def coverage(experiment: Experiment, header: Mapping[str, Any], done: Container[str]) -> str:
-    """The part of the protocol that a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``.
-
-    ``header`` is the size and config of the run, ``done`` the keys of its finished units.
-    """
+    """The part of the protocol that a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``."""
     quick = header["size"] == "quick"
     protocol = experiment.quick if quick else experiment.config
     try:
@@ -255,9 +252,7 @@ def registry() -> Mapping[str, Experiment]:
                 continue
             if cls.id in found:
                 names = f"{type(found[cls.id]).__qualname__} and {cls.__qualname__}"
-                raise InputError(
-                    f"two experiments have the id {cls.id!r}: {names}. Rename one of them."
-                )
+                raise InputError(f"two experiments have the id {cls.id!r}: {names}. Rename one.")
             found[cls.id] = cls()
     order = [*ORDER, *sorted(found.keys() - {*ORDER})]
     return MappingProxyType({name: found[name] for name in order if name in found})
@@ -322,9 +317,8 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
         if not equals or not key:
             raise InputError(f"--set takes key=value, got {text!r}. {known}")
         if key not in fields:
-            raise InputError(
-                f"--set {text}: there is no field {key!r}.{did_you_mean(key, fields)} {known}"
-            )
+            hint = did_you_mean(key, fields)
+            raise InputError(f"--set {text}: there is no field {key!r}.{hint} {known}")
         try:
             changes[key] = parse(value, kinds[key])
             check_range(key, changes[key])
@@ -395,12 +389,10 @@ def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> It
     """Run experiments one after another; of ``["all"]`` those that have their data and device."""
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
-    known = {f.name for e in experiments for f in dataclasses.fields(e.config)}
+    known = sorted({f.name for e in experiments for f in dataclasses.fields(e.config)})
     for text in options.assignments if everything else ():
         if _field(text) not in known:
-            raise InputError(
-                f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
-            )
+            raise InputError(f"--set {text}: no experiment has such a field. Known: {known}.")
     jobs = [Job(experiment, options, everything) for experiment in experiments]
     for number, job in enumerate(jobs, start=1):
         place = f"{number}/{len(jobs)} " if len(jobs) > 1 else ""
@@ -411,11 +403,7 @@ def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> It
 
 
 class Job:
-    """The run of one experiment.
-
-    With ``lenient`` (``fsmap run all``) it is skipped if its data or device is missing, and ignores
-    settings that it does not have.
-    """
+    """The run of one experiment; if ``lenient`` (``all``), it may lack data, device or setting."""
 
     def __init__(self, experiment: Experiment, options: Options, lenient: bool) -> None:
         self.experiment, self.options, self.lenient = experiment, options, lenient
@@ -432,7 +420,7 @@ class Job:
         self.folder = RunFolder(options.out / experiment.id)
 
     def run(self, say: Say, label: str) -> Outcome:
-        """Measure the units that are left, then draw and records.judge the rows."""
+        """Measure the units that are left, then draw and judge the rows."""
         experiment, options, folder = self.experiment, self.options, self.folder
         small = options.device == "auto" and experiment.device == "cpu"
         device = as_device("cpu" if small else options.device)
@@ -446,8 +434,7 @@ class Job:
         with folder.lock():
             if self.lenient and folder.finished and not (options.resume or options.force):
                 return self.outcome("kept", "finished before; --force runs it again")
-            done = self._open(units, say)
-            if done is None:
+            if (done := self._open(units, say)) is None:
                 return self.outcome("kept", "finished before")
             left = [unit for unit in units if key_of(unit) not in done]
             with progress(len(left), label, silent=options.silent) as bar:
@@ -495,9 +482,7 @@ class Job:
         config = plain(dataclasses.asdict(self.config))
         header = {"experiment": self.experiment.id, "size": options.size, "config": config}
         if found.foreign:
-            raise InputError(
-                f"{found.path} exists and holds no run of fsmap. Choose another --out."
-            )
+            raise InputError(f"{found.path} holds no run of fsmap. Choose another --out.")
         state, done, there = found.state_of(content), content.units, content.header
         anew = state == "empty" or options.force
         if not (anew or there):
@@ -530,9 +515,8 @@ class Job:
         if isinstance(error, FsmapError):
             skip = self.lenient and isinstance(error, MissingDataError)
             return self.outcome("skipped" if skip else "failed", str(error), error=error)
-        reason = str(error)
-        if is_bug(error):
-            reason = "".join(traceback.format_exception(error)).rstrip()
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        reason = trace if is_bug(error) else str(error)
         again = self.options.command(self.experiment.id, resume=True)
         reason += f"\nFinished units are kept. Once this is fixed, continue with: {again}"
         return self.outcome("failed", reason, error=error)
@@ -557,12 +541,9 @@ def _resuming(content: Content) -> str:
 def _check_same(found: RunFolder, there: Unit, header: Unit, selecting: Sequence[str]) -> None:
     both = plain(there), header
     before, now = ({**h["config"], "experiment": h["experiment"], "size": h["size"]} for h in both)
-    changed = [
-        f"{key}: {before.get(key)} there, {now.get(key)} now"
-        for key in {**before, **now}
-        if key not in selecting and before.get(key) != now.get(key)
-    ]
-    if changed:
+    keys = [key for key in {**before, **now} if key not in selecting]
+    pairs = [(key, before.get(key), now.get(key)) for key in keys]
+    if changed := [f"{key}: {a} there, {b} now" for key, a, b in pairs if a != b]:
         raise InputError(
             f"{found.path} holds a run with another config ({', '.join(changed)}). Resume it with "
             "its own settings, choose another --out, or start anew with --force."
@@ -574,10 +555,7 @@ def summary_of(experiment: Experiment, content: Content) -> dict[str, Any]:
     rows, header = content.rows, content.header
     size = coverage(experiment, header, content.units)
     missing = [] if size in ("quick", "full") else [size]
-    around = {
-        name: ", ".join(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
-        for name in ("device", "commit", "torch")
-    }
+    around = {name: records.origins(rows, name) for name in ("device", "commit", "torch")}
     return {
         "experiment": experiment.id,
         "size": header["size"],
@@ -596,7 +574,7 @@ def summary_of(experiment: Experiment, content: Content) -> dict[str, Any]:
 
 
 def publish(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
-    """Draw and records.judge the rows of a run; write ``summary.json`` last of all."""
+    """Draw and judge the rows of a run; write ``summary.json`` last of all."""
     content = run.content()
     with figures.style():
         for name, figure in experiment.draw(content.rows).items():

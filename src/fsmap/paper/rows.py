@@ -10,10 +10,6 @@ A run folder holds
 A unit is finished if, and only if, its line stands in ``units.jsonl`` and its rows match the
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
 written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which every parser accepts.
-
-Claims are computed from rows: by :func:`judge` about a measured effect, whose 95 % interval must
-not contain the bound, and as ``Claim(text, holds, ours, paper)`` about an exact quantity (a
-theorem, a deterministic optimum).
 """
 
 from __future__ import annotations
@@ -58,6 +54,11 @@ class Row(NamedTuple):
 
 Rows = Sequence[Row]
 Unit = dict[str, Any]  # key of a part that a killed run does not repeat: JSON values
+
+
+def origins(rows: Rows, name: str) -> str:
+    """The devices, commits or versions of torch of some rows."""
+    return ", ".join(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
 
 
 class Claim(NamedTuple):
@@ -137,8 +138,8 @@ def judge(
         'the bound is within the 95 % interval'
     """
     ahead = margin(effect, **bound)
-    shown = effect if ours is None else ours
-    made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
+    ours = effect if ours is None else ours
+    made = Claim(claim, None, ours, paper, effect, stderr, seeds, source)
     if seeds == 0:
         return made._replace(ours=None, effect=None, stderr=None, reason="no rows")
     if not ahead > -math.inf:  # or nan
@@ -217,8 +218,7 @@ class Content(NamedTuple):
 
 def read_rows(path: Path) -> tuple[list[Line], int]:
     """Read a ``rows.jsonl`` without a check against its units; a missing one reads as empty."""
-    texts, cut = _whole_lines(path)
-    lines = []
+    (texts, cut), lines = _whole_lines(path), []
     for text in texts:
         with contextlib.suppress(TypeError):  # no row
             row = Row(**parse(text))
@@ -276,11 +276,7 @@ class RunFolder:
         return self.summary_file.exists()
 
     def state_of(self, content: Content) -> str:
-        """``"empty"``, ``"unfinished"``, ``"damaged"`` or ``"complete"``.
-
-        Unfinished: units or the summary are missing. Damaged: the header or a unit does not match
-        its checksum.
-        """
+        """``"empty"``, ``"damaged"`` (a checksum), ``"unfinished"`` or ``"complete"``."""
         if not any(file.exists() for file in self.files):
             return "empty"
         if not content.header or content.damaged:
@@ -333,10 +329,7 @@ class RunFolder:
     def tidy(
         self, units: Sequence[Mapping[str, Any]], header: Mapping[str, Any] | None = None
     ) -> Content:
-        """Keep finished units only, in the order of ``units``; those that are not in it come first.
-
-        Rows of unfinished units, and units that do not match their checksum, are dropped.
-        """
+        """Keep intact finished units only, in the order of ``units``; those not in it are first."""
         for file in self.files:
             remove_partial(file)
         content = self.content()

@@ -217,8 +217,7 @@ def _train(config: Config, unit: Unit, task: ImageTask, context: Context) -> Ite
     geometry = _geometry(config, method, module, task, draws)
     begin = time.perf_counter()
     for step in range(steps):
-        size = (config.batch,)
-        rows = torch.randint(num_data, size, generator=draws, device=context.device)
+        rows = torch.randint(num_data, (config.batch,), generator=draws, device=context.device)
         module.train()
         loss = F.cross_entropy(module(task.normalize(task.train.x[rows])), task.train.y[rows])
         if geometry is not None and step % config.every == 0:
@@ -255,8 +254,7 @@ def _geometry(
         module.eval()  # running statistics
         x = _points(task, config.points, draws)
         if method == "fs-map":
-            value = _slq(f, params, x, config.jitter, config.probes, draws).value
-            return value / (2 * num_data)
+            return _slq(f, params, x, config.jitter, config.probes, draws).value / (2 * num_data)
         R = fsmap.trace(f, params, x, method="jvp", generator=draws).value
         return penalty(R) if method == "nats" else R / (2 * config.jitter * num_data)
 

@@ -170,11 +170,7 @@ LAPLACIAN_POINTS = 256  # images at which R of the deployed network is measured
 
 
 class Watch:
-    """Moves the progress bar, and measures R(θ) as training goes on (``fig:loss_landscape``).
-
-    R after every epoch, or in long runs :data:`MEASUREMENTS` times, always at the same images and
-    ψ; of the deployed network at images of D', and in training mode (:func:`joint_laplacian`).
-    """
+    """Moves the progress bar, and measures R(θ) at the same images and ψ as training goes on."""
 
     def __init__(self, context: Context, images: Tensor) -> None:
         self.context, self.images = context, images
@@ -269,13 +265,6 @@ def other_images(dataset: str, generated: bool, data_dir: Path | None) -> Tensor
     return read_others(OTHER[dataset], shape, data_dir=data_dir).x[:10_000]
 
 
-def run_name(settings: ImageSettings, kind: Kind) -> str:
-    """A folder's name: data, row, seed, and a digest of all settings."""
-    about = json.dumps(settings.describe(), sort_keys=True)
-    digest = hashlib.sha256(about.encode()).hexdigest()[:10]
-    return f"{settings.data}-{kind.name}-{settings.seed}-{digest}"
-
-
 def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: Context) -> ImageRun:
     """A run, restored from its checkpoint if there is one."""
     settings = settings_of(config, dataset, kind, seed, context)
@@ -292,7 +281,7 @@ def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: C
     return ImageRun(
         settings,
         device=context.device,
-        folder=_folder(context, run_name(settings, kind)),
+        folder=_folder(context, settings, kind),
         resume=True,
         hooks=[Watch(context, images[:LAPLACIAN_POINTS])],
         task=task,
@@ -309,8 +298,11 @@ def trained(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: C
     return run
 
 
-def _folder(context: Context, name: str) -> Path:
+def _folder(context: Context, settings: ImageSettings, kind: Kind) -> Path:
     """This experiment's folder of a run, or that of another one in ``OUT`` which finished it."""
+    about = json.dumps(settings.describe(), sort_keys=True)
+    digest = hashlib.sha256(about.encode()).hexdigest()[:10]
+    name = f"{settings.data}-{kind.name}-{settings.seed}-{digest}"
     mine = context.out / "models" / name
     found = sorted(done.parent for done in context.out.parent.glob(f"*/models/{name}/{DONE}"))
     return found[0] if found and not mine.exists() else mine
@@ -351,9 +343,7 @@ def rows_of(run: ImageRun, kind: Kind, **more: Any) -> Callable[..., Measured]:
 
 def held_out_temperature(run: ImageRun) -> float | None:
     """T of the held-out images; None where there are none."""
-    if not len(run.task.valid.x):
-        return None
-    return metrics.temperature(*run.logits("valid"))
+    return metrics.temperature(*run.logits("valid")) if len(run.task.valid.x) else None
 
 
 def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:

@@ -63,8 +63,7 @@ class ReliabilityByStrength(Experiment):
 
     def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         made = context.size == "quick" and not is_here("fmnist", context.data_dir)
-        nats, seed = unit["nats"], unit["seed"]
-        method = "l-map" if nats else "ps-map"
+        nats, seed, method = unit["nats"], unit["seed"], "l-map" if unit["nats"] else "ps-map"
         about = {"nats": nats, "generated": made, "images": config.images, "epochs": config.epochs}
         data = splits(config.images, context.data_dir, made)
         with torch.random.fork_rng(devices=[]):

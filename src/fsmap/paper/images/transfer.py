@@ -167,8 +167,7 @@ class Transfer(ImageExperiment):
         if unit["form"] == FEATURES:
             yield from heads(config, context)
             return
-        run, kind = self.trained(config, unit, context)
-        for row in protocol.measured(run, kind, context):
+        for row in super().run(config, unit, context):
             notes = (*row.deviations, SHORT)
             yield row._replace(config={**row.config, "form": FINETUNE}, deviations=notes)
 
@@ -203,10 +202,7 @@ class Transfer(ImageExperiment):
 
 def _chosen(rows: Rows) -> list[Row]:
     """Rows by method, without heads whose λ is not the best on held-out images."""
-    return [
-        row
-        if row.config["form"] == FINETUNE
-        else row._replace(config={**row.config, "row": row.method})
-        for row in rows
-        if row.config.get("chosen", True)
-    ]
+    kept = [row for row in rows if row.config.get("chosen", True)]
+    names = [row.config["row"] if row.config["form"] == FINETUNE else row.method for row in kept]
+    pairs = zip(kept, names, strict=True)
+    return [row._replace(config={**row.config, "row": name}) for row, name in pairs]

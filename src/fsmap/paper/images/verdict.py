@@ -87,8 +87,7 @@ def draw_table(rows: Rows, paper: Printed, id: str) -> dict[str, Figure]:
 
 
 def _point(ax: Axes, place: float, rows: Rows, metric: str, paper: Cells, *, filled: bool) -> None:
-    mine = shown(tables.select(rows, metric=metric))
-    if not mine:
+    if not (mine := shown(tables.select(rows, metric=metric))):
         return
     mean = tables.mean(row.value for row in mine)
     look = look_of(mine[0], linestyle="")
@@ -113,8 +112,7 @@ def draw_lines(
         for ax, metric in zip(line, metrics, strict=True):
             for some in tables.group(shown(tables.select(mine, metric=metric)), "row").values():
                 figures.plot_mean(ax, *tables.line(some, x), **look_of(some[0]))
-            known = {k[1]: v[metric][0] for k, v in (paper or {}).items() if k[0] == dataset}
-            if known:
+            if known := {k[1]: v[metric][0] for k, v in (paper or {}).items() if k[0] == dataset}:
                 ax.plot(list(known), list(known.values()), label="L-MAP, paper", **PRINTED)
             ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS[metric])
             if paper:
@@ -142,27 +140,23 @@ def lines(
     for members in tables.group(rows, *by, metric=tuple(metrics)).values():
         about = {"method": members[0].method, "px": members[0].config.get("px")}
         mine = shown(tables.in_order(members, *metrics))
-        table = tables.summarize(mine, *by, "metric", paper=printed)
-        found += [{**entry, **about} for entry in table]
+        found += [e | about for e in tables.summarize(mine, *by, "metric", paper=printed)]
     return found
 
 
 def with_tuned(rows: Rows) -> list[Row]:
-    """Rows as the table has them, and of each one's changes the best on held-out images.
+    """Rows as the table has them, then of each one's changes the best on held-out images.
 
     It is called tuned if several were tried, and compared over the seeds that all of them have.
-    Rows that hold out other images stay as they are. Changed rows come after the others.
     """
     found = []
     for members in tables.group(rows, "dataset").values():
         tried: dict[str, dict[str, dict[int, float]]] = {}
-        kept = set()
         for (name,), mine in tables.group(members, "row").items():
             nll = tables.values_by(mine, "seed", metric="valid_nll")
             if nll and "@valid" not in name:
                 tried.setdefault(base_of(name), {})[name] = nll
             if base_of(name) == name or "@valid" in name:
-                kept.add(name)
                 found += mine
         for base, losses in tried.items():
             seeds = set.intersection(*map(set, losses.values()))
@@ -171,15 +165,12 @@ def with_tuned(rows: Rows) -> list[Row]:
             means = {name: sum(nll[seed] for seed in seeds) for name, nll in losses.items()}
             best = min(means, key=means.__getitem__)
             name = base + TUNED if len(losses) > 1 else best
-            if name not in kept:
+            if name != base:  # which is there
                 mine = tables.select(members, row=best)
                 found += [row._replace(config={**row.config, "row": name}) for row in mine]
-
-    def place(row: Row) -> tuple[bool, int]:
-        name = row.config["row"]
-        return base_of(name) != name, [*KINDS].index(base_of(name))
-
-    return sorted(found, key=place)
+    names = [row.config["row"] for row in found]
+    places = {name: (base_of(name) != name, [*KINDS].index(base_of(name))) for name in names}
+    return sorted(found, key=lambda row: places[row.config["row"]])
 
 
 def difference(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,22 +108,17 @@ STYLE: dict[str, Any] = {
 }
 
 
-@contextmanager
-def style() -> Iterator[None]:
+def style() -> AbstractContextManager[None]:
     """The shared style, for as long as the context lasts. ``draw`` is always called inside it."""
     import matplotlib
 
-    with matplotlib.rc_context(STYLE):
-        yield
+    return matplotlib.rc_context(STYLE)
 
 
 def axes(
     columns: int = 1, rows: int = 1, *, panel: tuple[float, float] = (3.3, 2.5), **subplots: Any
 ) -> tuple[Figure, Any]:
-    """A figure of equal panels, and one ``Axes`` (a single panel) or an array of them.
-
-    ``panel`` is the size of one panel in inches; ``subplots`` go to ``Figure.subplots``.
-    """
+    """A figure of panels of one size (inches), and its ``Axes`` or an array of several."""
     from matplotlib.figure import Figure
 
     with style():
@@ -185,10 +180,7 @@ GUIDE: dict[str, Any] = {"color": COLORS["data"], "linewidth": 0.8, "linestyle":
 """Look of a line that marks a value."""
 
 PAPER_LOOK: dict[str, Any] = {
-    "linestyle": (0, (1, 1.5)),
-    "marker": "",
-    "color": INK,
-    "label": "FS-MAP, paper's jitter",
+    **{"linestyle": (0, (1, 1.5)), "marker": "", "color": INK, "label": "FS-MAP, paper's jitter"}
 }
 """Look of FS-MAP by the paper's numerical protocol: on top of the true objective's line."""
 
@@ -199,10 +191,7 @@ def power(jitter: float) -> str:
 
 
 def log_scale(ax: Axes, which: str = "xy") -> None:
-    """Logarithmic axes with plain numbers: at 1, 2 and 5, or at powers of ten if there are many.
-
-    Call it after plotting: the range decides. ``which`` is ``"x"``, ``"y"`` or both.
-    """
+    """Logarithmic axes with plain numbers as ticks. Call it after plotting: the range decides."""
     from matplotlib import ticker
 
     for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):

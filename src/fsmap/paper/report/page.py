@@ -31,7 +31,7 @@ TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("theme", "page", "chart", "mixture")
 TITLE = "Should we learn most likely functions or parameters?"
 MADE_BY = "Made by <code>fsmap report</code>"  # at the end of every page
-LONG_TABLE = 12  # lines; a longer table is folded, unless it is a table of the paper's
+MAKE_ONE = "Make one with: fsmap run fourier --quick"
 
 
 class Found(NamedTuple):
@@ -74,16 +74,13 @@ def find_runs(folders: Sequence[Path]) -> list[Found]:
     runs = []
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(
-                f"there is no folder {folder}. Make one with: fsmap run fourier --quick"
-            )
+            raise InputError(f"there is no folder {folder}. {MAKE_ONE}")
         names = ("units.jsonl", "summary.json")
         inside = {file.parent for name in names for file in folder.glob(f"*/{name}")}
         here = [folder] if any((folder / name).exists() for name in names) else []
         runs += [_read(path) for path in here + sorted(inside) if not path.name.startswith(".")]
     if not runs:
-        places = ", ".join(map(str, folders))
-        raise InputError(f"no run in {places}. Make one with: fsmap run fourier --quick")
+        raise InputError(f"no run in {', '.join(map(str, folders))}. {MAKE_ONE}")
     return runs
 
 
@@ -93,7 +90,7 @@ def _read(folder: Path) -> Found:
     except OSError as error:
         content, trouble = Content({}, {}, [], [], 0), f"it cannot be read ({error.strerror})"
     else:
-        trouble = ""
+        trouble = "" if content.units else "no unit is finished"
         if not content.header:
             trouble = "units.jsonl is missing, or its first line does not match its checksum"
         elif content.damaged and not RunFolder(folder).rows_file.exists():
@@ -101,8 +98,6 @@ def _read(folder: Path) -> Found:
         elif content.damaged:
             units = ", ".join(content.damaged[:3]) + (" …" if len(content.damaged) > 3 else "")
             trouble = f"{len(content.damaged)} of its units do not match their checksum ({units})"
-        elif not content.units:
-            trouble = "no unit is finished"
     name = content.header.get("experiment", folder.resolve().name)
     if not trouble and name not in registry():
         trouble = "this version of fsmap has no such experiment"
@@ -155,14 +150,13 @@ def view(experiment: Experiment, runs: Sequence[Found], place: Path) -> dict[str
 
 
 def _blank(name: str, label: str, title: str, heading: str) -> dict[str, Any]:
-    lists = ("claims", "checks", "figures", "tables", "facts", "config", "departures", "others")
+    lists = ("claims", "figures", "tables", "facts", "config", "departures", "others")
     texts = ("trouble", "units", "sentence", "finish", "command", "slider", "live", "seeds", "lost")
     return {
         **{"id": name, "label": label or name, "title": title, "section": heading},
         **dict.fromkeys((*texts, "headline", "quick"), ""),
         **{key: [] for key in lists},
-        "verdict": NOT_TESTED,
-        "tally": NOT_TESTED,
+        **dict.fromkeys(("verdict", "tally"), NOT_TESTED),
     }
 
 
@@ -196,21 +190,16 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
 
     claims = [records.claim_entry(claim) for claim in part("claims", experiment.claims, [])]
     counted = records.judged(claims)
-    shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
     pictures = [
         {"name": name, **picture(figure, f"{experiment.id}-{place}")._asdict()}
         for place, (name, figure) in enumerate(part("figures", experiment.draw, {}).items())
     ]
-    table = part("the table", experiment.table, [])
     slider = part("the slider", experiment.interactive, None)
-    quick = header["size"] == "quick"
-    finish = _command(experiment.id, out) + " --resume" * (not quick)
+    quick, command = header["size"] == "quick", _command(experiment.id, out)
     seeds = len({row.seed for row in rows if row.seed is not None})
-    of_the_paper = experiment.label.startswith("Table")
     return {
         "quick": quick,
-        "claims": [claim for claim in shown if claim["source"] != "check"],
-        "checks": [claim for claim in shown if claim["source"] == "check"],
+        "claims": [_claim(claim, command) for claim in claims],
         "verdict": _overall(counted),
         "tally": tally(counted).replace(" claims", "") if counted else "no claims",
         "headline": next((_claim(claim) for claim in counted), None),
@@ -219,16 +208,9 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
         "figures": pictures,
         "slider": _slider(slider, experiment.id),
         "live": part("the live figure", experiment.live, None),
-        "tables": [
-            {
-                **layout._asdict(),
-                "printed": layout.printed,
-                "fold": layout.name or (len(layout.lines) > LONG_TABLE and not of_the_paper),
-            }
-            for layout in arranged(table, experiment.group)
-        ],
+        "tables": arranged(part("the table", experiment.table, []), experiment.group),
         "command": _command(experiment.id, out, " --quick" * quick) + " --resume",
-        "finish": "" if size == "full" else finish,
+        "finish": "" if size == "full" else command + " --resume" * (not quick),
         "facts": _facts(experiment, rows, units, size),
         # without fields of the last --resume alone
         "config": [(k, number(v)) for k, v in header["config"].items() if k not in selecting],
@@ -296,8 +278,7 @@ def _facts(
 ) -> list[tuple[str, str]]:
     seconds = sum(unit["seconds"] for unit in units.values())
     facts = {"protocol": experiment.protocol, "size": size, "time": duration(seconds)}
-    for name in ("device", "torch", "commit"):
-        facts[name] = ", ".join(dict.fromkeys(getattr(row, name) for row in rows))
+    facts |= {name: records.origins(rows, name) for name in ("device", "torch", "commit")}
     facts["commit"] = re.sub(r"\b([0-9a-f]{7})[0-9a-f]+", r"\1", facts["commit"])
     facts["rows"] = number(len(rows))
     return [(name, value) for name, value in facts.items() if value]

@@ -139,9 +139,8 @@ def _points(ax: Axes, data: np.ndarray, transform: Transform, figure: Figure) ->
     data = data[:: max(1, math.ceil(len(data) / MOST_POINTS))]
     data = data[np.isfinite(data).all(axis=1)]
     place = transform.transform(data)  # [points, 2]  pixels from the lower left corner
-    box = ax.bbox.padded(1.0)
+    box, height = ax.bbox.padded(1.0), figure.bbox.height
     scale = 72.0 / figure.dpi  # an SVG of matplotlib's is in points
-    height = figure.bbox.height
     ticks = _named_ticks(ax.xaxis)
     return [
         [round(px * scale, 2), round((height - py) * scale, 2), _tick(ticks, float(x)), float(y)]

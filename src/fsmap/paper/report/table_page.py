@@ -22,15 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADINGS = {
-    "rmse": "RMSE",
-    "mae": "MAE",
-    "r2": "R²",
-    "nll": "NLL",
-    "coverage": "90 % intervals hold",
-    "accuracy": "accuracy",
-    "brier": "Brier",
-    "ece": "ECE",
-    "temperature": "T",
+    **{"rmse": "RMSE", "mae": "MAE", "r2": "R²", "coverage": "90 % intervals hold"},
+    **{"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE", "temperature": "T"},
 }
 NAMES = WORDS | {name: name.capitalize() for name in ("linear", CONSTANT, BOOSTING)}
 PERCENT = ("coverage", "accuracy", "ece")

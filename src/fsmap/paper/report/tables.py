@@ -45,10 +45,7 @@ def select(rows: Iterable[Row], **where: Any) -> list[Row]:
         >>> [row.config["n_train"] for row in select(rows, metric="rmse", n_train=200)]
         [200]
     """
-    allowed = {
-        name: v if isinstance(v, tuple | list | set | frozenset) else (v,)
-        for name, v in where.items()
-    }
+    allowed = {name: v if isinstance(v, tuple) else (v,) for name, v in where.items()}
     return [row for row in rows if all(field(row, name) in v for name, v in allowed.items())]
 
 
@@ -135,10 +132,7 @@ def line(rows: Iterable[Row], x: str, **where: Any) -> Line:
 def summarize(
     rows: Iterable[Row], *by: str, paper: Mapping[Any, tuple[float, float | None]] | None = None
 ) -> Table:
-    """Mean ± standard error of the rows that agree in ``by``.
-
-    ``paper`` has what the paper prints, ``(value, standard error)``, by the values of ``by``.
-    """
+    """Mean ± standard error by the values of ``by``, and the paper's ``(value, error)`` by them."""
     table = []
     for key, members in group(rows, *by).items():
         ours = mean(row.value for row in members)
@@ -200,9 +194,7 @@ def epsilon(jitter: float) -> str:
 
 
 def with_error(value: Any, stderr: Any, places: int | None = None) -> str:
-    """Mean ± standard error (None or nan: no error), to the place of the error's second digit.
-
-    ``places`` is another number of decimals.
+    """Mean ± standard error (None, nan: none), to ``places`` or the error's second digit.
 
     Examples:
         >>> with_error(0.11312, 0.01234), with_error(12.0, None), with_error(1234.5, 67.8)

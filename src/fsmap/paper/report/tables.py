@@ -355,11 +355,11 @@ def _cell_of(entry: Mapping[str, Any] | None, runs: int) -> Cell:
     ours, theirs = PLACES.get(entry["metric"], (None, None))
     text = with_error(entry["ours"], entry.get("stderr"), ours)
     notes = []
+    if (fewer := entry.get("runs")) and fewer != runs:
+        notes.append(f"{fewer} seed{'s' * (fewer != 1)}")  # of the line above
     if entry.get("paper") is not None:
         notes.append(f"({with_error(entry['paper'], entry.get('paper_stderr'), theirs)})")
-    if (fewer := entry.get("runs")) and fewer != runs:
-        notes.append("ours: " * bool(notes) + f"{fewer} seed{'s' * (fewer != 1)}")
-    return Cell(text, "; ".join(notes))
+    return Cell(text, "\n".join(notes))
 
 
 def _word(name: str, value: Any, stderr: Any = None) -> str:

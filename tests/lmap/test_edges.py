@@ -80,6 +80,8 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     torch.testing.assert_close(lm(x)[0], module(x))
     lm = wrap(module, {"x": torch.randn(9, 2)}, batchnorm=mode)
     torch.testing.assert_close(lm(UserDict(x=x))[0], module(x))  # as of a tokenizer
+    lm = wrap(module, (torch.randn(9, 2),), batchnorm=mode)
+    torch.testing.assert_close(lm([x])[0], module(x))  # as of a DataLoader
 
 
 def test_a_loss_over_both_kinds_of_points_is_refused() -> None:

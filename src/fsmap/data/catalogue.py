@@ -115,7 +115,8 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
     listed = list(known if offered is None else offered)
     aliases = [alias for entry in known.values() if entry.name in listed for alias in entry.aliases]
     hint = did_you_mean(asked, [*listed, *aliases])
-    raise InputError(f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}.")
+    folder = "" if Path(name).is_dir() or offered is None else f", and no folder ./{name}"
+    raise InputError(f"there is no data set {name!r}{folder}.{hint} Known: {', '.join(listed)}.")
 
 
 class Found(NamedTuple):

@@ -161,7 +161,8 @@ class LMAP(Term, nn.Module):
         if x is None or _more:
             raise InputError("lm takes one argument: lm({...}) for a dict, lm((x, y)) for a tuple")
         compiled = torch.compiler.is_dynamo_compiling()
-        x = dict(x) if isinstance(x, Mapping) else x  # a BatchEncoding
+        if isinstance(x, Mapping | list):  # a BatchEncoding, or what a DataLoader returns
+            x = dict(x) if isinstance(x, Mapping) else tuple(x)
         return self._forward(x, reg_strength, drawn, keywords, compiled)
 
     @uncompiled

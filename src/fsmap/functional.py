@@ -472,7 +472,7 @@ class NoiseReplay:
         device = next(iter(params.values())).device
         self._restore: list[Callable[[], None]] = []
         traced = torch.compiler.is_compiling() or capturing(device)
-        if not (traced and is_pointwise(f)):
+        if not traced or any(map(is_random, getattr(f, "parts", ()))):  # torch refuses in a capture
             self._restore.append(partial(torch.set_rng_state, torch.get_rng_state()))
             if device.type == "cuda":
                 state = torch.cuda.get_rng_state(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -299,3 +300,17 @@ def test_a_model_that_ignores_its_parameters_is_noticed_once(way: Any) -> None:
     with pytest.warns(IgnoredProbesWarning, match="exactly"):
         call()
     assert call().item() == 0  # warnings are errors here: none came
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_a_cuda_graph_reads_no_random_state(rate, seeded, monkeypatch):
+    """torch refuses to read the state of a generator while it captures a graph."""
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(rate), nn.Linear(4, 1))
+    lm, x = fsmap.LMAP(net, torch.randn(9, 2), num_points=4), torch.randn(5, 2)
+    drawn = lm.draw(x)
+    lm(x, drawn=drawn)
+    with monkeypatch.context() as patch:
+        for module in ("fsmap.functional", "fsmap.lmap.core"):
+            patch.setattr(sys.modules[module], "capturing", lambda device: True)
+        patch.setattr(torch, "get_rng_state", None)
+        assert lm(x, drawn=drawn)[1] > 0

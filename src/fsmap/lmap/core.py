@@ -371,7 +371,10 @@ class Regularizer:
         params = self.params()
         self._names = tuple(params)
         drawn = self.draw(x, params) if drawn is None else drawn
-        replay = NoiseReplay(self.f, params)
+        captured = capturing(
+            next(iter(params.values())).device
+        )  # then it has been evaluated before
+        replay = nullcontext if captured else NoiseReplay(self.f, params)
         try:
             return self._evaluate(x, drawn, params, compiled)
         except ForwardModeError as error:

@@ -1,9 +1,11 @@
 """Strengths of R: ``python -m benchmarks.strength``, minutes on a CPU for each set.
 
-Small networks that memorize: without R (``plain``), with weight decay (``wd=1e-3``), by SAM with
-radius ρ (``sam=0.05``), with λR (``lam=1e-3``), with c·log(1 + R/R₀) (``nats=0.05``, see
-``fsmap.LogTrace``), and with c trimmed after every epoch by the held-out temperature T
-(``trim=0.05``: c ← c·T^κ within a factor of four):
+Small networks that memorize: without R (``plain``), with weight decay (``wd=1e-3``), smoothed
+labels (``smoothing=0.05``), by SAM with radius ρ (``sam=0.05``), with λR (``lam=1e-3``;
+``share=0.1``: the λ of ``fsmap.suggest_strength`` at which λR is ten percent of the loss), with
+c·log(1 + R/R₀) (``nats=0.05``, see ``fsmap.LogTrace``), and with c trimmed after every epoch by the
+held-out temperature T (``trim=0.05``: c ← c·T^κ within a factor of four). ``sam=0.05+nats=0.05`` is
+both: R too is taken at the parameters that SAM moves to.
 
 - ``steering`` (2,000 points, one label in ten wrong) and ``digits`` (scikit-learn's, one label in
   five drawn anew) are for choosing constants by held-out numbers;
@@ -35,7 +37,7 @@ WAYS = ("plain", *(f"lam={lam}" for lam in LAMBDAS), *(f"nats={c}" for c in NATS
 SPLITS = ("held-out", "test")
 METRICS = ("accuracy", "nll", "ece", "temperature")
 BATCH, KAPPA, FACTOR = 50, 4, 4
-KINDS = ("wd", "sam", "lam", "nats", "trim")
+KINDS = ("wd", "smoothing", "sam", "lam", "share", "nats", "trim")
 
 
 class Task(NamedTuple):
@@ -112,34 +114,24 @@ def train(task: Task, way: str, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = task.network()
     lm = fsmap.LMAP(model, x, num_points=BATCH, seed=seed)
-    kind, _, strength = way.partition("=")
-    decay = float(strength) if kind == "wd" else 0.0
+    strengths = resolved(parts(way), lm, x, y)
+    decay, c = strengths.get("wd", 0.0), strengths.get("nats", strengths.get("trim"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.epochs)
-    penalty = fsmap.LogTrace(float(strength)) if kind in ("nats", "trim") else None
+    penalty = None if c is None else fsmap.LogTrace(c)
     start = time.process_time()
     for _ in range(task.epochs):
         for rows in torch.randperm(len(x)).split(BATCH):
-            if kind in ("plain", "wd", "sam"):
-                loss = F.cross_entropy(model(x[rows]), y[rows])
-            else:
-                out, R = lm(x[rows])
-                loss = F.cross_entropy(out, y[rows])
-                loss = loss + (float(strength) * R if penalty is None else penalty(R))
-            optimizer.zero_grad()
-            loss.backward()
-            if kind == "sam":
-                sharpen(model, float(strength), lambda b=rows: F.cross_entropy(model(x[b]), y[b]))
-            optimizer.step()
+            step(strengths, optimizer, lm, penalty, x[rows], y[rows])
         schedule.step()
-        if kind == "trim":
+        if "trim" in strengths:
             assert penalty is not None
             T = float(fsmap.metrics.temperature(logits(model, splits[0][0]), splits[0][1]))
-            c = float(strength)
-            penalty.nats = min(max(penalty.nats * T**KAPPA, c / FACTOR), c * FACTOR)
+            least = strengths["trim"] / FACTOR
+            penalty.nats = min(max(penalty.nats * T**KAPPA, least), least * FACTOR**2)
     row: dict[str, Any] = {"way": way, "seed": seed, "epochs": task.epochs}
     row["cpu_seconds"] = time.process_time() - start
-    row["lam"] = float(strength or 0) if penalty is None else penalty.reg_strength
+    row["lam"] = strengths.get("lam", 0.0) if penalty is None else penalty.reg_strength
     row["nats"] = None if penalty is None else float(penalty.nats)
     for split, (inputs, labels) in zip(SPLITS, splits, strict=True):
         out = logits(model, inputs)
@@ -149,18 +141,65 @@ def train(task: Task, way: str, seed: int) -> dict[str, Any]:
     return row
 
 
-def sharpen(model: nn.Module, radius: float, loss: Callable[[], Tensor]) -> None:
+def parts(way: str) -> dict[str, float]:
+    """``sam=0.05+nats=0.05`` as numbers by kind; raises ValueError if it is none of them."""
+    pairs = (part.partition("=") for part in way.split("+") if way != "plain")
+    found = {kind: float(number) for kind, _, number in pairs}
+    if not all(kind in KINDS and 0 <= number < math.inf for kind, number in found.items()):
+        raise ValueError(way)
+    return found
+
+
+def resolved(strengths: dict[str, float], lm: fsmap.LMAP, x: Tensor, y: Tensor) -> dict[str, float]:
+    """A share of the loss as the λ that it means for this network."""
+    if "share" not in strengths:
+        return strengths
+    loss = F.cross_entropy(logits(lm.module, x), y)
+    found = fsmap.suggest_strength(lm, loss=loss, num_data=len(x), x=x[:BATCH])
+    return strengths | {"lam": found.choices[strengths["share"]]}
+
+
+def step(
+    strengths: dict[str, float],
+    optimizer: torch.optim.Optimizer,
+    lm: fsmap.LMAP,
+    penalty: fsmap.LogTrace | None,
+    x: Tensor,
+    y: Tensor,
+) -> None:
+    """One step of training; SAM takes R with the same draws at the parameters that it moves to."""
+    lm.step = n = lm.step  # passes are not steps
+    drawn = lm.draw(x) if penalty is not None or "lam" in strengths else None
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        out, R = (lm.module(x), None) if drawn is None else lm(x, drawn=drawn)
+        loss = F.cross_entropy(out, y, label_smoothing=strengths.get("smoothing", 0.0))
+        if R is not None:
+            every = lm.regularizer.every
+            loss = loss + (strengths["lam"] * R if penalty is None else penalty(R, every=every))
+        loss.backward()
+
+    backward()
+    if "sam" in strengths:
+        sharpen(nn.ModuleList([lm.module, penalty]), strengths["sam"], backward)
+    lm.step = n + 1
+    optimizer.step()
+
+
+@torch.no_grad()
+def sharpen(model: nn.Module, radius: float, backward: Callable[[], None]) -> None:
     """Replace gradients by those at the parameters moved by ``radius`` along them (SAM)."""
     params = list(model.parameters())
+    tensors = [*params, *model.buffers()]  # statistics are those of the first pass
+    kept = [t.clone() for t in tensors]
     grads = [p.grad for p in params]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    moves = torch._foreach_mul(grads, radius / (norm + 1e-12))
-    with torch.no_grad():
-        torch._foreach_add_(params, moves)
-    model.zero_grad()
-    loss().backward()
-    with torch.no_grad():
-        torch._foreach_sub_(params, moves)
+    torch._foreach_add_(params, torch._foreach_mul(grads, radius / (norm + 1e-12)))
+    with torch.enable_grad():
+        backward()
+    for t, before in zip(tensors, kept, strict=True):
+        t.copy_(before)
 
 
 @torch.no_grad()
@@ -172,15 +211,12 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _way(word: str) -> str:
-    kind, _, number = word.partition("=")
     try:
-        known = word == "plain" or (kind in KINDS and 0 <= float(number) < math.inf)
+        parts(word)
     except ValueError:
-        known = False
-    if not known:
         raise argparse.ArgumentTypeError(
             f"{word!r} is neither plain nor {', '.join(KINDS)} with = and a number ≥ 0"
-        )
+        ) from None
     return word
 
 

@@ -6,10 +6,12 @@ import importlib
 import inspect
 import json
 import math
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import cases
 import fsmap
@@ -87,6 +89,36 @@ def test_strengths_beside_each_other(bench, tmp_path, monkeypatch, seeded):
     assert nats["lam"] > 0
     assert 0.05 / 4 <= trimmed["nats"] <= 0.05 * 4
     assert trimmed["nats"] != nats["nats"] == 0.05
+
+
+def test_sam_with_a_penalty_counts_one_step(bench, seeded):
+    """The gradient is that at θ + ρ·g/‖g‖, at the same draws; statistics are of the first pass."""
+    strength = bench("strength")
+    x, y = torch.randn(20, 8), torch.arange(20) % 2
+    model = strength.steering().network().double()
+    lm, penalty = fsmap.LMAP(model, x, num_points=8), fsmap.LogTrace(0.1)
+    twin, params = deepcopy(model), list(model.parameters())
+    other, plain = fsmap.LMAP(twin, x, num_points=8), fsmap.LogTrace(0.1)
+    drawn = other.draw(x)
+
+    def gradient() -> list[torch.Tensor]:
+        out, R = other(x, drawn=drawn)
+        loss = F.cross_entropy(out, y) + plain(R)
+        return torch.autograd.grad(loss, list(twin.parameters()))
+
+    first = gradient()
+    statistics, mean = [b.clone() for b in twin.buffers()], plain.mean.clone()
+    norm = torch.cat([g.flatten() for g in first]).norm()
+    with torch.no_grad():
+        for p, g in zip(twin.parameters(), first, strict=True):
+            p += 0.5 * g / norm
+    start = [p.detach().clone() for p in params]
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    strength.step({"sam": 0.5, "nats": 0.1}, optimizer, lm, penalty, x, y)
+    torch.testing.assert_close([a - p for a, p in zip(start, params, strict=True)], gradient())
+    torch.testing.assert_close(list(model.buffers()), statistics)
+    assert (int(penalty.steps), lm.step) == (1, 1)
+    assert penalty.mean == mean
 
 
 def test_walks_count_the_files_that_a_call_visits(bench, seeded):

@@ -624,8 +624,8 @@ def capturing(device: torch.device) -> bool:
 
 
 def number(tensor: Tensor) -> float | None:
-    """The value of a 0-dimensional tensor, or None under vmap or graph capture."""
-    if capturing(tensor.device):
+    """The value of a 0-dimensional tensor, or None under vmap, graph capture or compilation."""
+    if torch.compiler.is_compiling() or capturing(tensor.device):
         return None
     try:
         return float(tensor.detach())
@@ -634,7 +634,7 @@ def number(tensor: Tensor) -> float | None:
 
 
 def holds(condition: Tensor, *, otherwise: bool) -> bool:
-    """Whether a condition holds, or ``otherwise`` under vmap or graph capture."""
+    """Whether a condition holds, or ``otherwise`` where :func:`number` gives None."""
     value = number(condition)
     return otherwise if value is None else bool(value)
 

@@ -189,6 +189,30 @@ def test_compiled(name: str, mode: str, how: str) -> None:
     near(found, eager, TOLERANCE[how])
 
 
+def positions(tokens: Tensor) -> Tensor:
+    return 1.0 + tokens % 2
+
+
+@pytest.mark.parametrize("mode", ["joint", "frozen"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_sampled_outputs_and_weights_compile(
+    mode: str, weighted: bool, outputs: int | None
+) -> None:
+    net, x = Decoder(), torch.randint(0, 5, (B, 4))
+    metric = fsmap.metric.Weights(positions) if weighted else None
+    found = []
+    for compiled in (False, True):  # the eager one is held to its definition in test_selection
+        lm = fsmap.LMAP(net, x, num_points=S, batchnorm=mode, metric=metric, outputs=outputs)
+        if compiled:
+            lm.compile(backend="aot_eager")  # a FallbackWarning is an error
+        for _ in range(2):
+            found.append(measured(lm, net, x))
+    near(found[2], found[0], 1e-10)
+    near(found[3], found[1], 1e-10)
+    assert found[0][0] != found[1][0]
+
+
 def stepping(lm: fsmap.LMAP) -> Callable[[Any], tuple[Tensor, Tensor]]:
     @torch.compile
     def step(x: Any) -> tuple[Tensor, Tensor]:

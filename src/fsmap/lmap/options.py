@@ -19,9 +19,11 @@ from fsmap.functional import (
     Forward,
     Functional,
     NoiseReplay,
+    Replacing,
+    State,
+    Wrapped,
     functional,
     number,
-    replaced_forward,
     run,
 )
 from fsmap.linalg.estimators import Estimator, by_name
@@ -178,7 +180,7 @@ def trainable(module: nn.Module) -> Params:
 
 
 class Outputs(NamedTuple):
-    """The size V of the last output dimension, and the linear layer that computes it."""
+    """The size V of the last output dimension, and the weight of the linear layer behind it."""
 
     size: int
     head: str | None  # None if there is no such layer, or it is compiled
@@ -195,31 +197,40 @@ class Outputs(NamedTuple):
                     keep = m.register_forward_hook(lambda _, __, out, n=n: made[n].append(out))
                     stack.enter_context(keep)
             out = run(f, params, x)[0]
-        heads = [n for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
-        return cls(int(out.shape[-1]), heads[0] if heads else None)
+        heads = [layers[n].weight for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
+        names = [n for n, p in f.module.named_parameters() if heads and p is heads[0]]
+        return cls(int(out.shape[-1]), names[0] if names else None)
 
     def draw(self, num: int, stream: Stream) -> Tensor:
         """``[num]`` entries without replacement, the same on every rank and micro-batch."""
         source = generator(stream.seed, stream.step, "outputs")
         return torch.randperm(self.size, generator=source, device=source.device)[:num].sort().values
 
-    def only(self, f: Functional, rows: Tensor) -> Functional:
-        """The model with only some outputs, ``[S, ..., k]``: rows of its last layer, if known."""
 
-        def some(module: nn.Module, x: Inputs) -> Tensor:
-            if self.head is None:
-                return f.tensor(module, x)[..., rows]
-            layer = module.get_submodule(self.head)
-            assert isinstance(layer, nn.Linear)
+class OnlyRows(Wrapped):
+    """A model with only some outputs, ``[S, ..., k]``: rows of its last layer, if it is known."""
 
-            def forward(h: Tensor) -> Tensor:
-                bias: Tensor | None = layer.bias
-                return F.linear(h, layer.weight[rows], None if bias is None else bias[rows])
+    def __init__(self, f: Functional, outputs: Outputs, rows: Tensor) -> None:
+        super().__init__(f)
+        self._head, self._rows = outputs.head, rows
 
-            with replaced_forward(layer, forward):
-                return f.tensor(module, x)
+    def with_state(
+        self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None = None
+    ) -> tuple[Tensor, State]:
+        """The layer's weight is recognized as the argument of ``F.linear``, tied or not."""
+        if self._head is None:
+            out, state = self.inner.with_state(params, x, buffers)
+            return out[..., self._rows], state
+        all_params = params if self._head in params else dict(self.module.named_parameters())
+        head, rows = all_params[self._head], self._rows
 
-        return Functional(f.module, some)
+        def linear(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            if weight is head:
+                weight, bias = weight[rows], None if bias is None else bias[rows]
+            return F.linear(h, weight, bias)
+
+        with Replacing({F.linear: linear}):
+            return self.inner.with_state(params, x, buffers)
 
 
 class SomeOutputs(NamedTuple):

@@ -49,12 +49,17 @@ METRICS = (("accuracy", 100, 1), ("nll", 1, 3), ("ece", 100, 1), ("nll_scaled", 
 """Columns of most tables: factor and digits."""
 HEAD = "accuracy, % | NLL | ECE, % | NLL, scaled"
 
-SMALL = {
+METHODS = {  # name: a way of ``benchmarks.strength``, or a kind to tune by held-out log loss
     "plain": "plain",
     "weight decay, tuned": "wd",
     "label smoothing, 0.05": "smoothing=0.05",
     "SAM, ρ = 0.05": "sam=0.05",
+    "SAM, tuned": "sam",
     "`LogTrace()`": "nats=0.05",
+    "`LogTrace(c)`, tuned": "nats",
+    "L-MAP, λ tuned": "share",
+    "SAM and `LogTrace()`": "sam=0.05+nats=0.05",
+    "`LogTrace()`, trimmed": "trim=0.05",
 }
 
 
@@ -101,10 +106,31 @@ def columns(rows: Iterable[Row]) -> dict[str, list[float]]:
     return found
 
 
-def tuned(by_way: dict[str, list[Row]], held_out: Callable[[Row], float]) -> str:
-    """The weight decay with the lowest log loss on held-out points."""
-    decays = [way for way in by_way if way.startswith("wd=")]
-    return min(decays, key=lambda way: fmean(map(held_out, by_way[way])))
+def tuned(by_way: dict[str, list[Row]], kind: str, held_out: Callable[[Row], float]) -> str:
+    """The way of a kind with the lowest log loss on held-out points."""
+    ways = [way for way in by_way if way.startswith(f"{kind}=") and "+" not in way]
+    return min(ways, key=lambda way: fmean(map(held_out, by_way[way])))
+
+
+def compared(
+    by_way: dict[str, list[Row]],
+    held_out: Callable[[Row], float],
+    test: Callable[[Row], Row],
+    cost: str,
+) -> list[list[str]]:
+    """A line for each method: test metrics, time of a step over that of plain training, seeds."""
+    plain, lines = fmean(row[cost] for row in by_way["plain"]), []
+    for name, known in METHODS.items():
+        way = known if "=" in known or known == "plain" else tuned(by_way, known, held_out)
+        if way not in by_way:
+            continue
+        number = float(way.partition("=")[2]) if way != known else 0.0
+        shown = f"{100 * number:g} % of the loss" if known == "share" else f"{number:g}"
+        rows = by_way[way]
+        time = f"{fmean(row[cost] for row in rows) / plain:.1f} ×"
+        label = f"{name} ({shown})" if way != known else name
+        lines.append([label, *cells(columns(map(test, rows)), error=True), time, str(len(rows))])
+    return lines
 
 
 def grouped(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -148,13 +174,8 @@ def frozen() -> str:
 def small() -> str:
     """The small network of the README's picture, and other methods."""
     by_way = grouped(rows_of("benchmarks/results/reliability.jsonl"))
-    decay = tuned(by_way, lambda row: row["held_out_nll"])
-    lines = []
-    for name, way in SMALL.items():
-        label = f"{name} ({float(decay[3:]):g})" if way == "wd" else name
-        mine = columns(by_way[decay if way == "wd" else way])
-        lines.append([label, *cells(mine, error=True)])
-    return table(f"method | {HEAD}", lines)
+    lines = compared(by_way, lambda row: row["held_out_nll"], lambda row: row, "ms_a_step")
+    return table(f"method | {HEAD} | time", (line[:-1] for line in lines))
 
 
 COST = [
@@ -250,17 +271,11 @@ def strength_once() -> str:
         ("FashionMNIST, MLP with LayerNorm", "layernorm"),
     ):
         found = grouped(r for r in rows if r["set"] == name and r["epochs"] > 1)
-        decay = tuned(found, lambda row: row["held-out"]["nll"])
-        for shown, way in (
-            ("plain", "plain"),
-            (f"weight decay, tuned ({float(decay[3:]):g})", decay),
-            ("SAM, ρ = 0.05", "sam=0.05"),
-            ("`LogTrace()`", "nats=0.05"),
-            ("`LogTrace()`, trimmed", "trim=0.05"),
-        ):
-            test = columns(row["test"] for row in found[way])
-            lines.append([label, shown, *cells(test, error=True), str(len(test["nll"]))])
-    return table(f"set | way | {HEAD} | seeds", lines)
+        made = compared(
+            found, lambda row: row["held-out"]["nll"], lambda row: row["test"], "cpu_seconds"
+        )
+        lines += ([label, *line] for line in made)
+    return table(f"set | way | {HEAD} | time | seeds", lines)
 
 
 def other_points() -> str:

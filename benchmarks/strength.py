@@ -108,12 +108,12 @@ def _mlp(inputs: int, outputs: int, norm: Any, width: int = 64) -> nn.Sequential
     return nn.Sequential(*first, nn.Linear(width, width), nn.GELU(), nn.Linear(width, outputs))
 
 
-def train(task: Task, way: str, seed: int) -> dict[str, Any]:
-    """Train one network and measure it on held-out and test points."""
+def train(task: Task, way: str, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Train one network, with options of LMAP, and measure it on held-out and test points."""
     (x, y), *splits = task.splits
     torch.manual_seed(seed)
     model = task.network()
-    lm = fsmap.LMAP(model, x, num_points=BATCH, seed=seed)
+    lm = fsmap.LMAP(model, x, seed=seed, **options)
     strengths = resolved(parts(way), lm, x, y)
     decay, c = strengths.get("wd", 0.0), strengths.get("nats", strengths.get("trim"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=decay)
@@ -238,16 +238,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, help="instead of the set's")
     parser.add_argument("--images", type=Path, help="folder of FashionMNIST, for layernorm")
     parser.add_argument("--seeds", type=int, default=8, help="networks of each")
+    parser.add_argument("--batchnorm", default="joint", help="where R is taken")
+    parser.add_argument("--points", type=int, default=BATCH, help="S, evaluation points of a step")
+    parser.add_argument("--every", type=int, default=1, help="R on each k-th step only")
     parser.add_argument("--out", type=Path, default=RESULTS, help="rows are appended to it")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the network is small
     task = layernorm(options.images) if options.set == "layernorm" else SETS[options.set]()
     task = task if options.epochs is None else task._replace(epochs=options.epochs)
-    about = {"set": options.set, **circumstances("cpu")}
+    how = {"batchnorm": options.batchnorm, "num_points": options.points, "every": options.every}
+    about = {"set": options.set, **how, **circumstances("cpu")}
     with options.out.open("a") as file:
         for way in options.ways:
             for seed in range(options.seeds):
-                row = train(task, way, seed)
+                row = train(task, way, seed, how)
                 print(row, flush=True)
                 file.write(json.dumps({**row, **about}) + "\n")
                 file.flush()

@@ -46,7 +46,6 @@ def main() -> tuple[float, float]:
         model,
         sentences,  # p_X: a function (n, generator) -> x
         num_points=16,
-        batchnorm="frozen",  # R on a pass of its own, over p_X alone
         metric=fsmap.metric.Weights(lambda x: x["mask"]),
     )
     for step in range(40):

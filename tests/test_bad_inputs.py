@@ -95,10 +95,10 @@ CALLS = {
         'frozen' | trainable; 'batch' | trainable
     """,
     "LMAP(net, torch.ones(9, 2).byte(), num_points=4, batchnorm={})(x)": """
-        'joint' | uint8; 'frozen' | Byte; 'batch' | Byte
+        'joint' | uint8; 'frozen' | uint8; 'batch' | uint8
     """,
     "LMAP(nn.Embedding(9, 3), x, num_points=4, batchnorm={})(torch.zeros(3, 2).long())": """
-        'joint' | float; 'frozen' | Embedding; 'batch' | Embedding
+        'joint' | float; 'frozen' | float; 'batch' | float
     """,
     "LMAP({})": """
         Net, px, num_points=4 | Module; torch.tanh, px, num_points=4 | Module;
@@ -255,7 +255,7 @@ CALLS = {
         LogTrace()(None) | None; LogTrace()(torch.ones(()), every=0) | every;
         LogTrace()(torch.ones(3)) | shape; LogTrace()(3.0) | float;
         LogTrace()((x, x[0, 0])) | tuple; LMAP(net, (x, x), num_points=4)(x) | Labels;
-        LMAP(net, px, num_points=4)({"x": x}) | a dict of;
+        LMAP(net, px, num_points=4, batchnorm="joint")({"x": x}) | a dict of;
         LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | LMAP;
         LaplacianPenalty(net, px, num_points=4)(x) | one number;
         LMAP(net, x[:, :1], num_points=4, batchnorm="frozen", outputs=1)(x) | shape;

@@ -23,7 +23,7 @@ def train(x, y, nats, steps=400):
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     px = fsmap.px.Uniform([-2.0, -1.5], [3.0, 2.0])  # where the picture is
-    lm = fsmap.LMAP(model, px, num_points=64, batchnorm="frozen")
+    lm = fsmap.LMAP(model, px, num_points=64)
     penalty = fsmap.LogTrace(nats)
     for _ in range(steps):
         out, R = lm(x)

@@ -45,7 +45,7 @@ def train(pieces, held_out, characters, nats, steps):
     model = LanguageModel(characters)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     px = fsmap.px.Empirical(pieces[:, :-1])  # p_X: sequences like those of the data
-    lm = fsmap.LMAP(model, px, num_points=8, every=2, batchnorm="frozen")
+    lm = fsmap.LMAP(model, px, num_points=8, every=2)
     penalty = fsmap.LogTrace(nats * LENGTH)  # nats a character; a point is a sequence
     curve = []
     for step in range(steps):

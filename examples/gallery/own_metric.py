@@ -32,7 +32,7 @@ def train(x, y, metric, nats, steps=400):
     model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 3))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
     px = fsmap.px.Uniform([-3.0, -3.0], [3.0, 3.0])
-    lm = fsmap.LMAP(model, px, num_points=64, metric=metric, batchnorm="frozen")
+    lm = fsmap.LMAP(model, px, num_points=64, metric=metric)
     penalty = fsmap.LogTrace(nats)
     for _ in range(steps):
         out, R = lm(x)

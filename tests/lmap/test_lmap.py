@@ -20,7 +20,9 @@ from fsmap.errors import (
     NonFiniteWarning,
     UnsupportedModuleError,
 )
+from fsmap.functional import unravel
 from fsmap.px import Stream
+from oracles import laplacian_slow
 
 S, B = 5, 4
 MODES = ("joint", "frozen", "batch")
@@ -249,6 +251,22 @@ def test_r_is_unbiased(mode: str) -> None:
     for estimator in ("fd", "fd_central"):
         some = values(5, estimator=estimator, beta=1e-5)
         torch.testing.assert_close(some, found[:5], rtol=1e-3, atol=0)
+
+
+@pytest.mark.usefixtures("seeded")
+def test_without_batchnorm_r_is_that_of_the_evaluation_points() -> None:
+    x, plain = torch.randn(B, 2), nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+    for module, mode in ((plain, "frozen"), (bn_net(), "joint")):
+        default, named = (
+            fsmap.LMAP(copy.deepcopy(module), PX, num_points=S, **how)
+            for how in ({}, {"batchnorm": mode})
+        )
+        assert default.batchnorm == mode
+        torch.testing.assert_close(default(x), named(x), rtol=0, atol=0)
+    f, params = fsmap.functional(plain)
+    lm = fsmap.LMAP(plain, PX, num_points=S)
+    psi, points = unravel(lm.draw(x).probes[0], params), lm.draw(x).points
+    torch.testing.assert_close(lm(x)[1], laplacian_slow(f, params, points, psi))
 
 
 @pytest.mark.usefixtures("seeded")

@@ -1,7 +1,8 @@
 """The matrix {precision} × {BatchNorm} × {accumulation} × {processes}, and its slow definition.
 
 With BatchNorm the definition is per micro-batch: what is averaged over micro-batches and ranks is
-each one's own loss + λR, normalized by its own joint batch.
+each one's own loss + λR, normalized by its own joint batch. Without it R is that of the
+evaluation points alone.
 """
 
 from __future__ import annotations
@@ -114,8 +115,9 @@ def objective_slow(params: dict[str, Tensor], cell: Cell) -> tuple[Tensor, Tenso
     for rank in range(cell.processes):
         for micro in range(cell.accumulation):
             x, y = micro_batch(rank, micro)
-            both = torch.cat([x, px(S, Stream(SEED, 1, rank, micro).points())])
-            value = laplacian_slow(forward_slow, params, both, psi)
+            points = px(S, Stream(SEED, 1, rank, micro).points())
+            both = torch.cat([x, points])
+            value = laplacian_slow(forward_slow, params, both if cell.bn else points, psi)
             losses.append(F.cross_entropy(forward_slow(params, both)[:B], y) + LAM * value)
             values.append(value)
     return torch.stack(losses).mean(), torch.stack(values).mean()

@@ -32,6 +32,7 @@ from fsmap.errors import (
     UnsupportedModuleError,
 )
 from fsmap.functional import (
+    FAILURES,
     Functional,
     NoiseReplay,
     State,
@@ -41,6 +42,7 @@ from fsmap.functional import (
     check_points,
     concat_points,
     count,
+    explain,
     is_random,
     num_points,
     number,
@@ -134,7 +136,10 @@ def evaluate(
     if x is not None:
         records = frozen and any(m.training for m in bn.unfrozen(f.module))
         with bn.recording(changes) if records else nullcontext():
-            out, state = f.with_state(params, x, buffers)
+            try:
+                out, state = f.with_state(params, x, buffers)
+            except FAILURES as error:
+                explain(error, f, x)
         buffers, parts = state.buffers, state.parts
         rebuild = None if torch.compiler.is_compiling() else f.output
     share = 1.0
@@ -322,8 +327,7 @@ class Regularizer:
             check_points(evaluation)
         if not self._points_checked and x is not None:
             check_points(x)
-            if options.batchnorm == "joint":
-                _joined(x, evaluation)
+            _check_alike(x, evaluation, joint=options.batchnorm == "joint")
         self._points_checked = True
         if not self.active:
             return Drawn(evaluation, None)
@@ -522,18 +526,25 @@ def first(out: Any, size: int, rest: int) -> Any:
     return rebuild([t[:size] if t.ndim and len(t) == size + rest else t for t in tensors])
 
 
-def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
+def _check_alike(x: Inputs, evaluation: Inputs, *, joint: bool) -> None:
+    """Raise if points differ in kind from training points; in ``joint`` they form one batch."""
+
     def kinds(points: Inputs) -> Any:
-        return tree_map(lambda t: (t.is_floating_point(), t.shape[1:]), points)
+        return tree_map(lambda t: (t.is_floating_point(), joint and t.shape[1:]), points)
 
     def shown(points: Inputs) -> str:
         found = ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
         return found if isinstance(points, Tensor) else f"a {type(points).__name__} of {found}"
 
-    if kinds(x) != kinds(evaluation):
+    if (joint or isinstance(x, Tensor)) and kinds(x) != kinds(evaluation):
+        one = " They cannot form one joint batch." if joint else ""
         raise InputError(
-            f"p_X draws {shown(evaluation)} and the training batch is {shown(x)}: they cannot form "
-            "one joint batch. Points must have the shape and keys of training points, and both be "
-            "floating-point or neither. Labels do not belong into p_X."
+            f"p_X draws {shown(evaluation)} and the training batch is {shown(x)}.{one} Points must "
+            "have the shape and keys of training points, and both be floating-point or neither. "
+            "Labels do not belong into p_X."
         )
+
+
+def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
+    _check_alike(x, evaluation, joint=True)
     return concat_points(x, evaluation)

@@ -21,7 +21,15 @@ from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFi
 from fsmap.functional import accumulate, num_points, number, tensor_of
 from fsmap.lmap.compiling import Compiled
 from fsmap.lmap.core import Drawn, Regularizer, call_after_steps, first, uncompiled, write_back
-from fsmap.lmap.options import MoreOptions, Options, check_mode, check_strength
+from fsmap.lmap.options import (
+    MODES,
+    MoreOptions,
+    Options,
+    batchnorm_layers,
+    check_mode,
+    check_module,
+    check_strength,
+)
 from fsmap.objective.geometry import SHARE
 from fsmap.px import EvalDistribution
 from fsmap.types import Inputs
@@ -85,9 +93,9 @@ class LMAP(Term, nn.Module):
         num_points: S, fresh points a step.
         batchnorm: ``joint`` (one pass over B+S points serves the loss and R, and R is the mean over
             all of them, as in the authors' code; it is *not* plain training as λ → 0, because the
-            statistics differ), ``frozen`` or ``batch`` (R on a pass of its own: cheaper for a model
-            without BatchNorm). In ``joint`` and ``frozen`` R shares the loss's graph: one
-            ``backward``, of loss + λR.
+            statistics differ), ``frozen`` or ``batch`` (R on a pass of its own over S points).
+            ``auto`` is ``joint`` for a model with BatchNorm layers, else ``frozen``. In ``joint``
+            and ``frozen`` R shares the loss's graph: one ``backward``, of loss + λR.
         **options: See :class:`fsmap.lmap.options.Options`.
 
     Under ``no_grad``, and if both it and the model are in ``eval()``, it returns the model's output
@@ -115,12 +123,15 @@ class LMAP(Term, nn.Module):
         px: EvalDistribution,
         *,
         num_points: int,
-        batchnorm: str = "joint",
+        batchnorm: str = "auto",
         **options: Unpack[MoreOptions],
     ) -> None:
         """Wrap a model; see the class."""
         super().__init__()
-        check_mode(batchnorm)
+        check_mode(batchnorm, ("auto", *MODES))
+        check_module(module)
+        if batchnorm == "auto" and batchnorm_layers(module):
+            batchnorm = "joint"
         made = Options.of(type(self), px, num_points, batchnorm, options)
         self.regularizer = Regularizer(module, made)
         self.module = module

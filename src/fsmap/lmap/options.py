@@ -56,8 +56,9 @@ class Options:
         px: Evaluation distribution: one of :mod:`fsmap.px`, a tensor of points, or a callable ``(n,
             generator) -> x``.
         num_points: S, fresh points a step.
-        batchnorm: ``joint``, ``frozen`` or ``batch``, see :mod:`fsmap.lmap.batchnorm`; ``auto`` is
-            ``frozen`` if all BatchNorm layers have running statistics, else ``batch``.
+        batchnorm: ``joint``, ``frozen`` or ``batch``, see :mod:`fsmap.lmap.batchnorm`. ``auto`` is
+            ``frozen`` if all BatchNorm layers have running statistics, else ``batch``; for LMAP it
+            is ``joint`` if there is a BatchNorm layer.
         estimator: A name of :func:`fsmap.trace` or an object. ``jvp`` falls back to ``fd_central``,
             with a warning, if the model has no forward mode.
         beta: Step of the differences (``fd``, ``fd_central``).
@@ -72,7 +73,7 @@ class Options:
 
     px: EvalDistribution
     num_points: int
-    batchnorm: str = "joint"
+    batchnorm: str = "auto"
     estimator: Any = "jvp"
     beta: float = 1e-3
     every: int = 1
@@ -107,8 +108,7 @@ class Options:
         found = [name for name, p in params.items() if p.is_complex()]
         if found:
             raise UnsupportedModuleError(f"{found[0]!r} is complex; R needs real parameters")
-        norms = [(name, m) for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
-        bare = [name for name, m in norms if m.running_mean is None]
+        bare = [name for name, m in batchnorm_layers(module) if m.running_mean is None]
         if self.batchnorm == "frozen" and bare:
             raise InputError(
                 f"batchnorm='frozen' needs running statistics, and {bare} keep none "
@@ -144,6 +144,11 @@ def check_mode(mode: str, allowed: tuple[str, ...] = MODES, instead: str = "") -
         raise InputError(
             f"batchnorm must be one of {', '.join(allowed)}, got {mode!r}. {instead}".strip()
         )
+
+
+def batchnorm_layers(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
+    """The BatchNorm layers of a module, by name."""
+    return [(name, m) for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
 
 
 def check_module(module: object) -> None:

@@ -265,7 +265,7 @@ def test_without_batchnorm_r_is_that_of_the_evaluation_points() -> None:
         torch.testing.assert_close(default(x), named(x), rtol=0, atol=0)
     f, params = fsmap.functional(plain)
     lm = fsmap.LMAP(plain, PX, num_points=S)
-    psi, points = unravel(lm.draw(x).probes[0], params), lm.draw(x).points
+    psi, points = unravel(lm.draw(x).probes[0].double(), params), lm.draw(x).points
     torch.testing.assert_close(lm(x)[1], laplacian_slow(f, params, points, psi))
 
 

@@ -67,6 +67,8 @@ def same(run: ImageRun, other: ImageRun) -> None:
         (7, {"reg_nats": 1.0}),
         (7, {"sam": 0.05}),
         (7, {"estimator": "vjp"}),
+        (5, {"model": "image_cases:noisy", "method": "ps-map"}),
+        (5, {"model": "image_cases:noisy", "sam": 0.05}),
     ],
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, stop: int, change: dict):

@@ -49,18 +49,26 @@ class Group(NamedTuple):
         if self.size == 1:
             return
         flat = torch.cat([t.reshape(-1) for t in tensors])
-        try:
+        with self.collective():
             dist.all_reduce(flat)
+        flat /= self.size
+        parts = flat.split([t.numel() for t in tensors])
+        for t, part in zip(tensors, parts, strict=True):
+            t.copy_(part.reshape(t.shape))
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Context manager: a failure means that another process went away."""
+        try:
+            yield
         except RuntimeError as error:
+            if self.size == 1:
+                raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise LostPeerError(
                 f"process {self.rank} of {self.size} lost the others ({reason}): one of them was "
                 "killed or failed"
             ) from error
-        flat /= self.size
-        parts = flat.split([t.numel() for t in tensors])
-        for t, part in zip(tensors, parts, strict=True):
-            t.copy_(part.reshape(t.shape))
 
 
 def torchrun_device(device: torch.device) -> torch.device:
@@ -265,7 +273,8 @@ class Step:
         loss = F.cross_entropy(out, y, label_smoothing=self.settings.label_smoothing)
         total = loss
         if with_r:
-            term = R if self.penalty is None else self.penalty(R, every=self.settings.every)
+            with self.group.collective():  # LogTrace averages R over the processes
+                term = R if self.penalty is None else self.penalty(R, every=self.settings.every)
             total = loss + self.reg_strength * term
         for p in self.params.values():
             p.grad = None

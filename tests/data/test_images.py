@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import shutil
 import struct
 from functools import partial
 from pathlib import Path
@@ -305,6 +306,18 @@ def test_16_bits_and_orientation(tmp_path: Path):
     Image.fromarray(np.zeros((8, 8), dtype=np.float32)).save(tmp_path / "a" / "f.tif")
     with pytest.raises(InputError, match="32 bits"):
         read_folder(f"{tmp_path}?size=8")
+
+
+def test_hidden_files_are_no_images_and_links_are_classes(tmp_path: Path):
+    photos = photos_in(tmp_path / "photos")
+    (photos / "cat" / ".ipynb_checkpoints").mkdir()
+    shutil.copy(photos / "cat" / "0.png", photos / "cat" / ".ipynb_checkpoints")
+    (photos / "cat" / "._0.png").write_bytes(b"of another system")
+    photos_in(tmp_path / "more", number=3)
+    (photos / "eel").symlink_to(tmp_path / "more" / "cat")
+    found = read_folder(str(photos))
+    assert found.classes == ("cat", "dog", "eel")
+    assert torch.cat([part.y for part in found[:2]]).bincount().tolist() == [9, 9, 3]
 
 
 def test_folders_that_are_refused(tmp_path: Path):

@@ -232,9 +232,9 @@ def mixed(y: Tensor, seed: int) -> Tensor:
 
 def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     """The images in sub-folders, in order, and the name of the sub-folder."""
-    files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in ENDINGS)
+    files = sorted(f for f in folder.glob("*/**/*") if f.suffix.lower() in ENDINGS)  # */: links too
     named = [(f, f.relative_to(folder).parts) for f in files]
-    return [(f, place[0]) for f, place in named if len(place) > 1 and place[0][0] != "."]
+    return [(f, place[0]) for f, place in named if not any(name[0] == "." for name in place)]
 
 
 def _pixels(files: list[Path], size: int) -> Tensor:

@@ -320,6 +320,18 @@ def test_hidden_files_are_no_images_and_links_are_classes(tmp_path: Path):
     assert torch.cat([part.y for part in found[:2]]).bincount().tolist() == [9, 9, 3]
 
 
+def test_other_splits_and_huge_pictures_are_refused(tmp_path: Path):
+    photos_in(tmp_path / "split" / "train")
+    photos_in(tmp_path / "split" / "val")
+    with pytest.raises(InputError, match=r"sub-folders train and val, which are no classes"):
+        read_folder(f"{tmp_path}/split")
+    photos_in(tmp_path / "huge")
+    header = b"BM" + bytes(8) + struct.pack("<6I", 54, 40, 2**16, 2**16, 1 | 24 << 16, 0)
+    (tmp_path / "huge" / "cat" / "9.bmp").write_bytes(header + bytes(100))
+    with pytest.raises(InputError, match=r"9\.bmp cannot be read as an image"):
+        read_folder(f"{tmp_path}/huge")
+
+
 def test_folders_that_are_refused(tmp_path: Path):
     (tmp_path / "only").mkdir()
     with pytest.raises(MissingDataError, match="classes"):

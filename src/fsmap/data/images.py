@@ -33,6 +33,7 @@ from fsmap.data.catalogue import Folder, catalogue, find, locate
 from fsmap.errors import InputError, MissingDataError, require
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}  # no classes
 GREY = ("1", "L", "LA")  # modes of Pillow
 TEST_SHARE = 6  # one image in six, in a folder without a test folder
 CIFAR100_TEST = 10_000
@@ -206,6 +207,11 @@ def read_folder(data: str) -> ImageFolder:
             f"{path} has images of {len(classes)} classes; at least two are needed, one sub-folder "
             f"each ({', '.join(ENDINGS)})"
         )
+    if {name.lower() for name in classes} <= SPLITS:
+        raise InputError(
+            f"{path} has the sub-folders {' and '.join(classes)}, which are no classes. Name them "
+            "train and test."
+        )
     pixels = _pixels([file for one in listed for file, _ in one], int(size or 0))
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
     if len(parts) == 2:
@@ -246,7 +252,7 @@ def _pixels(files: list[Path], size: int) -> Tensor:
         try:
             with image.open(file) as opened:
                 picture = ops.exif_transpose(opened)
-        except OSError as error:
+        except (OSError, image.DecompressionBombError) as error:
             raise InputError(f"{file} cannot be read as an image: {error}") from error
         if picture.mode.startswith("I;16"):  # 16 bits: keep the upper 8, as for colours
             picture = image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))

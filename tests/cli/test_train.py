@@ -114,6 +114,8 @@ def test_the_default_folder_needs_no_quotes(tmp_path, monkeypatch):
     assert main([*TINY, "--epochs", "1", *mixed]) == 0
     (folder,) = (tmp_path / "runs" / "train").iterdir()
     assert folder.name.endswith("-l-map-0.8train-0.2white-noise-generated-seed0")
+    assert main([*TINY, "--epochs", "1", *mixed, "--quick"]) == 0  # is not in the way of it
+    assert folder.with_name("fmnist-l-map-0.8train-0.2white-noise-quick-seed0").is_dir()
 
 
 @pytest.mark.parametrize(

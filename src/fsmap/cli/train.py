@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
         say = cli.say if group.rank == 0 else lambda _: None
         for seed in seeds:
             settings = settings_of(arguments, seed, device)
-            folder = _folder(arguments.out, settings, many=len(seeds) > 1)
+            folder = _folder(arguments, settings)
             try:
                 run = _train(arguments, settings, folder, group, left)
             except (LostPeerError, TerminatedError) as error:
@@ -186,11 +186,12 @@ def _train(
     return run
 
 
-def _folder(out: Path | None, settings: ImageSettings, *, many: bool) -> Path:
-    seed = f"seed{settings.seed}"
+def _folder(arguments: argparse.Namespace, settings: ImageSettings) -> Path:
+    many, seed = len(arguments.seeds) > 1, f"seed{settings.seed}"
+    out: Path | None = arguments.out
     if out is None:
         px = f"-{settings.px.replace('*', '').replace('+', '-')}" if settings.regularized else ""
-        px += "-generated" if settings.generated else ""
+        px += "-quick" if arguments.quick else "-generated" * settings.generated
         path = Path(settings.data.partition("?")[0]).parts[-2:]  # more than one folder is "photos"
         data = "-".join(part for part in path if part not in ("..", "/"))
         return Path("runs") / "train" / f"{data}-{settings.method}{px}-{seed}"

@@ -135,6 +135,8 @@ def test_settings_are_checked():
         ({"batch_size": 65}, r"batch_size=65 is larger than the training set, 64 images"),
         ({"model": "image_cases:TinyNet?classes=9"}, r"returned shape \(2, 9\) .* needs \(2, 10\)"),
         ({"model": "torch.nn:Linear?in_features=5&out_features=10"}, r"cannot take images of fmn"),
+        ({"model": "image_cases:Wrapped"}, r"and return logits: AttributeError: 'dict' object"),
+        ({"model": "torch.nn:Flatten"}, r"torch\.nn:Flatten has no parameters to train"),
         ({"graph": True}, r"graph=True needs a CUDA device, got cpu"),
         ({"model": "image_cases:noisy", "compile": True}, r"random layers.*has Dropout"),
     ],

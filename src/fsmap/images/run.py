@@ -66,6 +66,8 @@ class ImageRun:
         images = build.describe_images(self.task)
         if module is None:
             module = build.build_model(settings, images, data_dir=data_dir)
+        if not any(p.requires_grad for p in module.parameters()):
+            raise InputError(f"{settings.model} has no parameters to train")
         if not module.training:
             module.train()
         self.module = build.place(module, settings, self.device)

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _foreign(given: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:
     """Out-of-distribution images: the sets of --ood, or the default one if its files are here."""
     facts, asked = facts_of(settings.data), given.ood
-    if settings.generated:
+    if settings.generated and asked is None:
         return {"generated": generate(facts.shape, 1_000, seed=2).x}
     names = ([facts.foreign] if facts.foreign else []) if asked is None else asked
     try:

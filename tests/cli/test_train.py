@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fsmap.cli import main
 from fsmap.cli.train import LOCK
@@ -116,6 +117,11 @@ def test_the_default_folder_needs_no_quotes(tmp_path, monkeypatch):
     assert folder.name.endswith("-l-map-0.8train-0.2white-noise-generated-seed0")
     assert main([*TINY, "--epochs", "1", *mixed, "--quick"]) == 0  # is not in the way of it
     assert folder.with_name("fmnist-l-map-0.8train-0.2white-noise-quick-seed0").is_dir()
+    (tmp_path / "own" / "all").mkdir(parents=True)
+    for i in range(2):
+        Image.new("L", (30, 28)).save(tmp_path / "own" / "all" / f"{i}.png")
+    assert main([*TINY, "--epochs", "1", "--px", "./own?size=28", "--silent"]) == 0
+    assert folder.with_name("fmnist-l-map-.-own-size-28-generated-seed0").is_dir()
 
 
 @pytest.mark.parametrize(

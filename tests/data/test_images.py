@@ -28,6 +28,7 @@ from fsmap.data.images import (
     parse,
     read_folder,
     read_images,
+    read_others,
     tiles,
     white_noise,
 )
@@ -318,6 +319,20 @@ def test_hidden_files_are_no_images_and_links_are_classes(tmp_path: Path):
     found = read_folder(str(photos))
     assert found.classes == ("cat", "dog", "eel")
     assert torch.cat([part.y for part in found[:2]]).bincount().tolist() == [9, 9, 3]
+
+
+def test_a_folder_is_p_x_and_another_test_set(tmp_path: Path):
+    photos = str(photos_in(tmp_path / "photos"))
+    (tmp_path / "more").mkdir()
+    (photos_in(tmp_path / "own", number=5) / "dog").rename(tmp_path / "more" / "unlabelled")
+    px = load_task(photos, px=f"train+3*{tmp_path}/more").px
+    assert [len(source.images) for source in px.sources] == [13, 5]
+    assert px.sources[1].images.float().mean() > 90
+    assert read_others(photos, (3, 12, 12), classes=("cat", "dog")).y.bincount().tolist() == [9, 9]
+    with pytest.raises(InputError, match=r"more' has other classes .*: unlabelled"):
+        read_others(f"{tmp_path}/more", (3, 12, 12), classes=("cat", "dog"))
+    with pytest.raises(InputError, match=r"\?size=N"):
+        load_task("fmnist", px=f"{tmp_path}/more", generated=True)
 
 
 def test_other_splits_and_huge_pictures_are_refused(tmp_path: Path):

@@ -109,6 +109,16 @@ def test_several_seeds_beside_a_single_run(tmp_path, capsys):
     assert "holds a single run; those of several seeds go into folders" in capsys.readouterr().err
 
 
+def test_the_default_folder_of_the_current_folder_has_its_name(tmp_path, monkeypatch):
+    for i in range(12):
+        (tmp_path / "photos" / f"{i % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("L", (12, 12), i).save(tmp_path / "photos" / f"{i % 2}" / f"{i}.png")
+    monkeypatch.chdir(tmp_path / "photos")
+    small = ["--epochs", "1", "--batch-size", "2", "--method", "ps-map", "--width", "1"]
+    assert main(["train", "--data", ".", *small, "--silent", "--device", "cpu"]) == 0
+    assert Path("runs/train/photos-ps-map-seed0").is_dir()
+
+
 def test_the_default_folder_needs_no_quotes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mixed = ["--px", "0.8*train+0.2*white-noise", "--silent"]

@@ -193,8 +193,9 @@ def _folder(arguments: argparse.Namespace, settings: ImageSettings) -> Path:
     if out is None:
         px = re.sub(r"[^\w.]+", "-", f"-{settings.px.replace('*', '')}") * settings.regularized
         px += "-quick" if arguments.quick else "-generated" * settings.generated
-        path = Path(settings.data.partition("?")[0]).parts[-2:]  # more than one folder is "photos"
-        data = "-".join(part for part in path if part not in ("..", "/"))
+        path = Path(settings.data.partition("?")[0])
+        parts = (part for part in path.parts[-2:] if part not in ("..", "/"))
+        data = "-".join(parts) or path.resolve().name  # more than one folder is "photos"
         return Path("runs") / "train" / f"{data}-{settings.method}{px}-{seed}"
     if many and (out / FILE).exists():
         raise InputError(

@@ -113,11 +113,12 @@ def test_a_finished_or_foreign_checkpoint_is_not_overwritten(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore::fsmap.errors.NonFiniteWarning")
-def test_divergence_names_the_term(monkeypatch: pytest.MonkeyPatch):
-    run = ImageRun(TINY)
+@pytest.mark.parametrize(("nats", "strength"), [(None, "λ 0.001"), (0.05, "0.05 nats")])
+def test_divergence_names_the_term(nats: float | None, strength: str):
+    run = ImageRun(dataclasses.replace(TINY, reg_nats=nats))
     with torch.no_grad():
         run.module.fc.bias.fill_(torch.inf)
-    with pytest.raises(DivergedError, match=r"the cross-entropy is not finite .*λ 0\.001"):
+    with pytest.raises(DivergedError, match=f"the cross-entropy is not finite .*{strength}"):
         run.train(progress=False)
 
 

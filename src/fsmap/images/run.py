@@ -248,10 +248,12 @@ class ImageRun:
         totals = dict(zip(COLUMNS, self.stepper.totals.tolist(), strict=True))
         lost = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
         if lost:
+            nats, factor = self.settings.reg_nats, self.reg_strength
+            strength = f"λ {factor:.3g}" if nats is None else f"{nats * factor:.3g} nats"
             raise DivergedError(
                 f"training diverged: {lost[0]} is not finite within the {CHECK_EVERY} steps before "
-                f"step {self.step} (lr {self.lr:.3g}, λ {self.reg_strength:.3g}). Lower the "
-                "learning rate or λ, or clip the gradient."
+                f"step {self.step} (lr {self.lr:.3g}, {strength}). Lower the learning rate or the "
+                "strength of R, or clip the gradient."
             )
         return totals
 

@@ -78,19 +78,14 @@ def read_others(
     data_dir: Folder = None,
     classes: tuple[str, ...] | None = None,
 ) -> Images:
-    """Read a set of this ``shape``: all images of a folder, or a split (the first, if missing).
-
-    If ``classes`` are given, a folder must have these.
-    """
+    """Read a set of this ``shape``: a split (the first, if missing), or a folder of ``classes``."""
     if is_folder(name):
         found = read_folder(name, least=1)
         if classes not in (None, found.classes):
-            listed = ", ".join(found.classes)
-            raise InputError(f"{name!r} has other classes than the training images: {listed}")
+            raise InputError(f"{name!r} has other classes: {', '.join(found.classes)}")
         images = Images(*map(torch.cat, zip(found.train, found.test, strict=True)))
     else:
-        known = find(name, KNOWN).name
-        splits = READERS[known][0] if known in READERS else ("train",)
+        splits = READERS.get(find(name, KNOWN).name, (("train",),))[0]
         images = read_images(name, split if split in splits else splits[0], data_dir)
     if tuple(images.x.shape[1:]) != shape:
         raise InputError(

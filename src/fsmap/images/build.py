@@ -129,8 +129,7 @@ def load_data(settings: ImageSettings, data_dir: Folder = None, px: str | None =
 
 def describe_images(images: ImageTask | ImageSet) -> dict[str, Any]:
     """Shape, classes and normalization, as JSON: what a model is built from."""
-    shape, names, (mean, std) = images.shape, images.names, images.normalize
-    lists = {"shape": shape, "mean": mean, "std": std, "names": names}
+    lists = {"shape": images.shape, "names": images.names, **images.normalize._asdict()}
     return {"classes": images.classes, **{name: list(values) for name, values in lists.items()}}
 
 

@@ -230,8 +230,7 @@ class ImageRun:
             "parameters": sum(p.numel() for p in self.module.parameters()),
             **about,
         }
-        lines = [json.dumps(head), *map(json.dumps, self.history)]
-        write_whole(path, "".join(line + "\n" for line in lines).encode())
+        write_whole(path, "".join(json.dumps(line) + "\n" for line in (head, *self.history)))
 
     def _after_epoch(self) -> None:
         row = self._epoch_row(self._totals())

@@ -34,6 +34,13 @@ def noisy(classes: int = 10) -> nn.Module:
     return nn.Sequential(TinyNet(classes), nn.Dropout(0.1))
 
 
+class Wrapped(TinyNet):
+    """Its output is not a tensor."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": super().forward(x)}
+
+
 SIZE = {"limit": 64, "valid": 32, "epochs": 2, "batch_size": 16, "num_points": 8}
 DATA = {"data": "fmnist", "generated": True, "px": "kmnist"}
 TINY = ImageSettings(model="image_cases:TinyNet", reg_strength=1e-3, **DATA, **SIZE)

@@ -95,7 +95,7 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
         file = lock.open("a", encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"cannot write to {folder}: {error.strerror}. Choose another place, or --out."
+            f"cannot write to {folder}: {error.strerror}. Choose another one (--out)."
         ) from error
     with file:
         held = _take_lock(file.fileno()) and lock.exists()  # it may have been removed meanwhile

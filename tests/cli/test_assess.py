@@ -68,6 +68,8 @@ def test_assess_as_json(checkpoint, tmp_path, capsys):
     assert sum(found["reliability"]["scaled"]["count"]) == 8
     assert found["step"] == 2
     assert {path.stem for path in tmp_path.iterdir()} == {"assessment-8"}  # not that of all images
+    assert main(["assess", str(file), "--ood", "minst", "--out", str(tmp_path)]) == 2
+    assert "Did you mean 'mnist'?" in capsys.readouterr().err
 
 
 def test_landscape_looks_at_all_networks_first(checkpoint, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fsmap.cli import main
 from fsmap.cli.train import LOCK
@@ -108,12 +109,29 @@ def test_several_seeds_beside_a_single_run(tmp_path, capsys):
     assert "holds a single run; those of several seeds go into folders" in capsys.readouterr().err
 
 
+def test_the_default_folder_of_the_current_folder_has_its_name(tmp_path, monkeypatch):
+    for i in range(12):
+        (tmp_path / "photos" / f"{i % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("L", (12, 12), i).save(tmp_path / "photos" / f"{i % 2}" / f"{i}.png")
+    monkeypatch.chdir(tmp_path / "photos")
+    small = ["--epochs", "1", "--batch-size", "2", "--method", "ps-map", "--width", "1"]
+    assert main(["train", "--data", ".", *small, "--silent", "--device", "cpu"]) == 0
+    assert Path("runs/train/photos-ps-map-seed0").is_dir()
+
+
 def test_the_default_folder_needs_no_quotes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mixed = ["--px", "0.8*train+0.2*white-noise", "--silent"]
     assert main([*TINY, "--epochs", "1", *mixed]) == 0
     (folder,) = (tmp_path / "runs" / "train").iterdir()
     assert folder.name.endswith("-l-map-0.8train-0.2white-noise-generated-seed0")
+    assert main([*TINY, "--epochs", "1", *mixed, "--quick"]) == 0  # is not in the way of it
+    assert folder.with_name("fmnist-l-map-0.8train-0.2white-noise-quick-seed0").is_dir()
+    (tmp_path / "own" / "all").mkdir(parents=True)
+    for i in range(2):
+        Image.new("L", (30, 28)).save(tmp_path / "own" / "all" / f"{i}.png")
+    assert main([*TINY, "--epochs", "1", "--px", "./own?size=28", "--silent"]) == 0
+    assert folder.with_name("fmnist-l-map-.-own-size-28-generated-seed0").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import shutil
 import struct
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from fsmap.data.images import (
     parse,
     read_folder,
     read_images,
+    read_others,
     tiles,
     white_noise,
 )
@@ -305,6 +307,44 @@ def test_16_bits_and_orientation(tmp_path: Path):
     Image.fromarray(np.zeros((8, 8), dtype=np.float32)).save(tmp_path / "a" / "f.tif")
     with pytest.raises(InputError, match="32 bits"):
         read_folder(f"{tmp_path}?size=8")
+
+
+def test_hidden_files_are_no_images_and_links_are_classes(tmp_path: Path):
+    photos = photos_in(tmp_path / "photos")
+    (photos / "cat" / ".ipynb_checkpoints").mkdir()
+    shutil.copy(photos / "cat" / "0.png", photos / "cat" / ".ipynb_checkpoints")
+    (photos / "cat" / "._0.png").write_bytes(b"of another system")
+    photos_in(tmp_path / "more", number=3)
+    (photos / "eel").symlink_to(tmp_path / "more" / "cat")
+    found = read_folder(str(photos))
+    assert found.classes == ("cat", "dog", "eel")
+    assert torch.cat([part.y for part in found[:2]]).bincount().tolist() == [9, 9, 3]
+
+
+def test_a_folder_is_p_x_and_another_test_set(tmp_path: Path):
+    photos = str(photos_in(tmp_path / "photos"))
+    (tmp_path / "more").mkdir()
+    (photos_in(tmp_path / "own", number=5) / "dog").rename(tmp_path / "more" / "unlabelled")
+    px = load_task(photos, px=f"train+3*{tmp_path}/more").px
+    assert [len(source.images) for source in px.sources] == [13, 5]
+    assert px.sources[1].images.float().mean() > 90
+    assert read_others(photos, (3, 12, 12), classes=("cat", "dog")).y.bincount().tolist() == [9, 9]
+    with pytest.raises(InputError, match=r"more' has other classes: unlabelled"):
+        read_others(f"{tmp_path}/more", (3, 12, 12), classes=("cat", "dog"))
+    with pytest.raises(InputError, match=r"\?size=N"):
+        load_task("fmnist", px=f"{tmp_path}/more", generated=True)
+
+
+def test_other_splits_and_huge_pictures_are_refused(tmp_path: Path):
+    photos_in(tmp_path / "split" / "train")
+    photos_in(tmp_path / "split" / "val")
+    with pytest.raises(InputError, match=r"sub-folders train and val, which are no classes"):
+        read_folder(f"{tmp_path}/split")
+    photos_in(tmp_path / "huge")
+    header = b"BM" + bytes(8) + struct.pack("<6I", 54, 40, 2**16, 2**16, 1 | 24 << 16, 0)
+    (tmp_path / "huge" / "cat" / "9.bmp").write_bytes(header + bytes(100))
+    with pytest.raises(InputError, match=r"9\.bmp cannot be read as an image"):
+        read_folder(f"{tmp_path}/huge")
 
 
 def test_folders_that_are_refused(tmp_path: Path):

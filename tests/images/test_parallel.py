@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 from fsmap.errors import InputError
 from fsmap.images import ImageRun, ImageSettings
-from fsmap.images.step import Group, processes, torchrun_device
+from fsmap.images.step import Group, LostPeerError, processes, torchrun_device
 from image_cases import TINY, trained
 
 PLAIN = dataclasses.replace(TINY, model="image_cases:bare", method="ps-map", epochs=1)
@@ -69,6 +69,19 @@ def test_one_psi_and_points_of_their_own(ranks: list[list[dict[str, object]]]):
 def test_what_does_not_divide():
     with pytest.raises(InputError, match="batch_size=15 does not divide over 2 processes"):
         ImageRun(dataclasses.replace(PLAIN, batch_size=15), group=Group(0, 2))
+
+
+@pytest.mark.parametrize("change", [{"reg_nats": 0.05}, {"method": "ps-map"}])
+def test_a_lost_process_is_named(change: dict, monkeypatch: pytest.MonkeyPatch):
+    def lost(*_: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    run = ImageRun(dataclasses.replace(TINY, **change), group=Group(0, 2))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "all_reduce", lost)
+    with pytest.raises(LostPeerError, match=r"process 0 of 2 lost the others \(Connection closed"):
+        run.train(progress=False)
 
 
 def test_alone_and_local_devices(monkeypatch: pytest.MonkeyPatch):

@@ -67,6 +67,8 @@ def same(run: ImageRun, other: ImageRun) -> None:
         (7, {"reg_nats": 1.0}),
         (7, {"sam": 0.05}),
         (7, {"estimator": "vjp"}),
+        (5, {"model": "image_cases:noisy", "method": "ps-map"}),
+        (5, {"model": "image_cases:noisy", "sam": 0.05}),
     ],
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, stop: int, change: dict):
@@ -111,11 +113,12 @@ def test_a_finished_or_foreign_checkpoint_is_not_overwritten(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore::fsmap.errors.NonFiniteWarning")
-def test_divergence_names_the_term(monkeypatch: pytest.MonkeyPatch):
-    run = ImageRun(TINY)
+@pytest.mark.parametrize(("nats", "strength"), [(None, "λ 0.001"), (0.05, "0.05 nats")])
+def test_divergence_names_the_term(nats: float | None, strength: str):
+    run = ImageRun(dataclasses.replace(TINY, reg_nats=nats))
     with torch.no_grad():
         run.module.fc.bias.fill_(torch.inf)
-    with pytest.raises(DivergedError, match=r"the cross-entropy is not finite .*λ 0\.001"):
+    with pytest.raises(DivergedError, match=f"the cross-entropy is not finite .*{strength}"):
         run.train(progress=False)
 
 
@@ -133,6 +136,8 @@ def test_settings_are_checked():
         ({"batch_size": 65}, r"batch_size=65 is larger than the training set, 64 images"),
         ({"model": "image_cases:TinyNet?classes=9"}, r"returned shape \(2, 9\) .* needs \(2, 10\)"),
         ({"model": "torch.nn:Linear?in_features=5&out_features=10"}, r"cannot take images of fmn"),
+        ({"model": "image_cases:Wrapped"}, r"and return logits: AttributeError: 'dict' object"),
+        ({"model": "torch.nn:Flatten"}, r"torch\.nn:Flatten has no parameters to train"),
         ({"graph": True}, r"graph=True needs a CUDA device, got cpu"),
         ({"model": "image_cases:noisy", "compile": True}, r"random layers.*has Dropout"),
     ],

@@ -83,6 +83,9 @@ def test_another_run_is_refused_with_what_differs():
     assert "seed: 0 there, 1 here" in text
     assert "prior.mean: absent there, 0.0 here" in text
     assert "prior.std" not in text
+    there = {"images": {str(i): i for i in range(20)}, **SAVED.config}
+    with pytest.raises(CheckpointError, match=r"run\. seed: 0 there.*and \d+ more"):
+        files.check_same_run(Path("run.ckpt"), there, here)  # in the order of ``here``
 
 
 def test_of_long_descriptions_the_difference_is_shown():

@@ -33,8 +33,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "--out DIR": (Path, "folder for the JSON and pictures (CKPT's)"),
     "--corruptions NAME*": ({"choices": ["all", *shift.CORRUPTIONS]}, "names, or all", []),
     "--severities N+": ({"type": int, "choices": shift.SEVERITIES}, "1–5", shift.SEVERITIES),
-    "--shift NAME*": (str, "other test sets: cifar10.1", []),
-    "--ood NAME*": (str, "out-of-distribution sets (default: by data set)"),
+    "--shift NAME*": (str, "other test sets: cifar10.1, or a folder with the same classes", []),
+    "--ood NAME*": (str, "out-of-distribution sets or folders (default: by data set)"),
     "--points N": (cli.count, "number of points for R (500)", 500),
     "--limit N": (cli.count, "use the first N test images; writes assessment-N"),
     **cli.CLASSIFIER,
@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace) -> None:
         test,
         task.valid,
         foreign=foreign,
-        shifted={n: read_others(n, task.shape, "test", data_dir) for n in arguments.shift},
+        shifted={
+            n: read_others(n, task.shape, "test", data_dir, task.names) for n in arguments.shift
+        },
         corruptions=[(name, severity) for name in names for severity in arguments.severities],
         points={n: x[: arguments.points] for n, x in ({"train": task.train.x} | foreign).items()},
         advance=cli.note,
@@ -83,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _foreign(given: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:
     """Out-of-distribution images: the sets of --ood, or the default one if its files are here."""
     facts, asked = facts_of(settings.data), given.ood
-    if settings.generated:
+    if settings.generated and asked is None:
         return {"generated": generate(facts.shape, 1_000, seed=2).x}
     names = ([facts.foreign] if facts.foreign else []) if asked is None else asked
     try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -70,8 +71,8 @@ SETTINGS = {
     },
     "the regularizer R": {
         "--method NAME": "ps-map or l-map (default)",
-        "--px PX": "evaluation images: train (default), kmnist, cifar100, white-noise, or a "
-        "mixture such as 0.8*train+0.2*white-noise (weights are relative)",
+        "--px PX": "evaluation images: train (default), kmnist, cifar100, white-noise, a folder, "
+        "or a mixture such as 0.8*train+0.2*white-noise (weights are relative)",
         "--reg-nats C": "strength in nats per training image (0.05), see fsmap.LogTrace",
         "--reg-strength LAMBDA": "instead of nats: the paper's lambda, such as 1e-6",
         "--num-points S": "evaluation images a step (32; with --reg-strength 128)",
@@ -148,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         say = cli.say if group.rank == 0 else lambda _: None
         for seed in seeds:
             settings = settings_of(arguments, seed, device)
-            folder = _folder(arguments.out, settings, many=len(seeds) > 1)
+            folder = _folder(arguments, settings)
             try:
                 run = _train(arguments, settings, folder, group, left)
             except (LostPeerError, TerminatedError) as error:
@@ -186,13 +187,15 @@ def _train(
     return run
 
 
-def _folder(out: Path | None, settings: ImageSettings, *, many: bool) -> Path:
-    seed = f"seed{settings.seed}"
+def _folder(arguments: argparse.Namespace, settings: ImageSettings) -> Path:
+    many, seed = len(arguments.seeds) > 1, f"seed{settings.seed}"
+    out: Path | None = arguments.out
     if out is None:
-        px = f"-{settings.px.replace('*', '').replace('+', '-')}" if settings.regularized else ""
-        px += "-generated" if settings.generated else ""
-        path = Path(settings.data.partition("?")[0]).parts[-2:]  # more than one folder is "photos"
-        data = "-".join(part for part in path if part not in ("..", "/"))
+        px = re.sub(r"[^\w.]+", "-", f"-{settings.px.replace('*', '')}") * settings.regularized
+        px += "-quick" if arguments.quick else "-generated" * settings.generated
+        path = Path(settings.data.partition("?")[0])
+        parts = (part for part in path.parts[-2:] if part not in ("..", "/"))
+        data = "-".join(parts) or path.resolve().name  # more than one folder is "photos"
         return Path("runs") / "train" / f"{data}-{settings.method}{px}-{seed}"
     if many and (out / FILE).exists():
         raise InputError(

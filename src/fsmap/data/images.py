@@ -5,7 +5,7 @@ A set is a name of the catalogue or a folder with one sub-folder per class: ``fo
 ``folder/test/class/*.png``. Images that all have one size keep it; others are scaled and
 cropped to a square of ``?size=N`` pixels: ``photos?size=64``.
 
-p_X is ``train`` (the training images), the name of another set (``kmnist``, ``cifar100``, …),
+p_X is ``train`` (the training images), another set (``kmnist``, ``cifar100``, a folder, …),
 ``white-noise`` (10,000 fixed images N(0, I) in normalized space), or a mixture such as
 ``kmnist+white-noise`` or ``0.8*train+0.2*white-noise``. Draws (:class:`Shifts`, :class:`Picks`) are
 tensors of their own, made ahead: a captured CUDA graph can read them.
@@ -33,6 +33,7 @@ from fsmap.data.catalogue import Folder, catalogue, find, locate
 from fsmap.errors import InputError, MissingDataError, require
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}  # no classes
 GREY = ("1", "L", "LA")  # modes of Pillow
 TEST_SHARE = 6  # one image in six, in a folder without a test folder
 CIFAR100_TEST = 10_000
@@ -71,16 +72,25 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
 
 
 def read_others(
-    name: str, shape: tuple[int, ...], split: str | None = None, data_dir: Folder = None
+    name: str,
+    shape: tuple[int, ...],
+    split: str | None = None,
+    data_dir: Folder = None,
+    classes: tuple[str, ...] | None = None,
 ) -> Images:
-    """Read a set of images of this ``shape``: a split, by default or if missing the first one."""
-    known = find(name, KNOWN).name
-    splits = READERS[known][0] if known in READERS else ("train",)
-    images = read_images(name, split if split in splits else splits[0], data_dir)
+    """Read a set of this ``shape``: a split (the first, if missing), or a folder of ``classes``."""
+    if is_folder(name):
+        found = read_folder(name, least=1)
+        if classes not in (None, found.classes):
+            raise InputError(f"{name!r} has other classes: {', '.join(found.classes)}")
+        images = Images(*map(torch.cat, zip(found.train, found.test, strict=True)))
+    else:
+        splits = READERS.get(find(name, KNOWN).name, (("train",),))[0]
+        images = read_images(name, split if split in splits else splits[0], data_dir)
     if tuple(images.x.shape[1:]) != shape:
         raise InputError(
             f"{name!r} has images of shape {tuple(images.x.shape[1:])}, the training images have "
-            f"{shape}. Choose a set of the same shape."
+            f"{shape}. Choose a set of the same shape, or of a folder another ?size=N."
         )
     return images
 
@@ -187,7 +197,7 @@ def is_folder(data: str) -> bool:
 
 
 @lru_cache(maxsize=2)
-def read_folder(data: str) -> ImageFolder:
+def read_folder(data: str, least: int = 2) -> ImageFolder:
     """Read a folder of images; one channel if no image has a colour."""
     text, _, query = data.partition("?")
     path, size = Path(text), query.removeprefix("size=")
@@ -201,10 +211,15 @@ def read_folder(data: str) -> ImageFolder:
     parts = parts if len(parts) == 2 else [path]
     listed = [_files_and_classes(part) for part in parts]
     classes = tuple(sorted({name for one in listed for _, name in one}))
-    if len(classes) < 2:
+    if len(classes) < least:
         raise MissingDataError(
-            f"{path} has images of {len(classes)} classes; at least two are needed, one sub-folder "
+            f"{path} has images of {len(classes)} classes; at least {least} needed, a sub-folder "
             f"each ({', '.join(ENDINGS)})"
+        )
+    if {name.lower() for name in classes} <= SPLITS:
+        raise InputError(
+            f"{path} has the sub-folders {' and '.join(classes)}, which are no classes. Name them "
+            "train and test."
         )
     pixels = _pixels([file for one in listed for file, _ in one], int(size or 0))
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
@@ -232,9 +247,9 @@ def mixed(y: Tensor, seed: int) -> Tensor:
 
 def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     """The images in sub-folders, in order, and the name of the sub-folder."""
-    files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in ENDINGS)
+    files = sorted(f for f in folder.glob("*/**/*") if f.suffix.lower() in ENDINGS)  # */: links too
     named = [(f, f.relative_to(folder).parts) for f in files]
-    return [(f, place[0]) for f, place in named if len(place) > 1 and place[0][0] != "."]
+    return [(f, place[0]) for f, place in named if not any(name[0] == "." for name in place)]
 
 
 def _pixels(files: list[Path], size: int) -> Tensor:
@@ -246,7 +261,7 @@ def _pixels(files: list[Path], size: int) -> Tensor:
         try:
             with image.open(file) as opened:
                 picture = ops.exif_transpose(opened)
-        except OSError as error:
+        except (OSError, image.DecompressionBombError) as error:
             raise InputError(f"{file} cannot be read as an image: {error}") from error
         if picture.mode.startswith("I;16"):  # 16 bits: keep the upper 8, as for colours
             picture = image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
@@ -509,8 +524,8 @@ def load_task(
             return Source(name, white_noise(facts.shape, min(NOISE_IMAGES, limit or NOISE_IMAGES)))
         if name == "train":
             return Source(name, train.x, flips)
-        find(name, KNOWN)  # raises for an unknown name
-        if generated:
+        if generated and not is_folder(name):
+            find(name, KNOWN)  # raises for an unknown name
             return Source(name, generate(facts.shape, GENERATED_TEST, seed=2).x, flips)
         return Source(name, read_others(name, facts.shape, data_dir=data_dir).x, flips)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fsmap.data.catalogue import Folder, locate
 from fsmap.data.images import ImageSet, ImageTask, Normalization, facts_of, load_task
-from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError
+from fsmap.errors import CheckpointError, FsmapError, InputError, UnsupportedModuleError
 from fsmap.functional import evaluation_mode
 from fsmap.linalg.estimators import by_name
 from fsmap.lmap.options import check_mode
@@ -129,8 +129,7 @@ def load_data(settings: ImageSettings, data_dir: Folder = None, px: str | None =
 
 def describe_images(images: ImageTask | ImageSet) -> dict[str, Any]:
     """Shape, classes and normalization, as JSON: what a model is built from."""
-    shape, names, (mean, std) = images.shape, images.names, images.normalize
-    lists = {"shape": shape, "mean": mean, "std": std, "names": names}
+    lists = {"shape": images.shape, "names": images.names, **images.normalize._asdict()}
     return {"classes": images.classes, **{name: list(values) for name, values in lists.items()}}
 
 
@@ -266,10 +265,13 @@ def check_model(
     """Raise InputError if a model does not give one logit per class for two images."""
     try:
         logits = forward(pair)
-    except RuntimeError as error:
+    except FsmapError:
+        raise
+    except Exception as error:  # whatever the model's code raises
         shape = tuple(pair.shape[1:])
         raise InputError(
-            f"{settings.model} cannot take images of {settings.data}, {shape}: {error}"
+            f"{settings.model} cannot take images of {settings.data}, {shape}, and return logits: "
+            f"{type(error).__name__}: {error}"
         ) from error
     if tuple(logits.shape) != (2, classes):
         raise InputError(

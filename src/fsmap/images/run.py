@@ -66,6 +66,8 @@ class ImageRun:
         images = build.describe_images(self.task)
         if module is None:
             module = build.build_model(settings, images, data_dir=data_dir)
+        if not any(p.requires_grad for p in module.parameters()):
+            raise InputError(f"{settings.model} has no parameters to train")
         if not module.training:
             module.train()
         self.module = build.place(module, settings, self.device)
@@ -228,8 +230,7 @@ class ImageRun:
             "parameters": sum(p.numel() for p in self.module.parameters()),
             **about,
         }
-        lines = [json.dumps(head), *map(json.dumps, self.history)]
-        write_whole(path, "".join(line + "\n" for line in lines).encode())
+        write_whole(path, "".join(json.dumps(line) + "\n" for line in (head, *self.history)))
 
     def _after_epoch(self) -> None:
         row = self._epoch_row(self._totals())
@@ -246,10 +247,12 @@ class ImageRun:
         totals = dict(zip(COLUMNS, self.stepper.totals.tolist(), strict=True))
         lost = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
         if lost:
+            nats, factor = self.settings.reg_nats, self.reg_strength
+            strength = f"λ {factor:.3g}" if nats is None else f"{nats * factor:.3g} nats"
             raise DivergedError(
                 f"training diverged: {lost[0]} is not finite within the {CHECK_EVERY} steps before "
-                f"step {self.step} (lr {self.lr:.3g}, λ {self.reg_strength:.3g}). Lower the "
-                "learning rate or λ, or clip the gradient."
+                f"step {self.step} (lr {self.lr:.3g}, {strength}). Lower the learning rate or the "
+                "strength of R, or clip the gradient."
             )
         return totals
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +21,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from fsmap.data.images import ImageTask, Picks, Shifts
 from fsmap.errors import FsmapError, InputError
-from fsmap.functional import is_random
+from fsmap.functional import capturing, is_random, seeded
 from fsmap.images.build import ImageSettings, autocast, layout_of
 from fsmap.linalg.estimators import Probes, by_name, draws_normal
 from fsmap.lmap.core import Drawn
 from fsmap.lmap.module import LMAP, LogTrace
-from fsmap.px import generator
+from fsmap.px import generator, integer
 from fsmap.train.capture import CapturedStep
 from fsmap.train.loop import OptimizerSpec, set_lr
 
@@ -49,18 +49,26 @@ class Group(NamedTuple):
         if self.size == 1:
             return
         flat = torch.cat([t.reshape(-1) for t in tensors])
-        try:
+        with self.collective():
             dist.all_reduce(flat)
+        flat /= self.size
+        parts = flat.split([t.numel() for t in tensors])
+        for t, part in zip(tensors, parts, strict=True):
+            t.copy_(part.reshape(t.shape))
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Context manager: a failure means that another process went away."""
+        try:
+            yield
         except RuntimeError as error:
+            if self.size == 1:
+                raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise LostPeerError(
                 f"process {self.rank} of {self.size} lost the others ({reason}): one of them was "
                 "killed or failed"
             ) from error
-        flat /= self.size
-        parts = flat.split([t.numel() for t in tensors])
-        for t, part in zip(tensors, parts, strict=True):
-            t.copy_(part.reshape(t.shape))
 
 
 def torchrun_device(device: torch.device) -> torch.device:
@@ -198,6 +206,7 @@ class Step:
             self.assemble = torch.compile(feeder.assemble)
             if self.lm is None:
                 self.plain = torch.compile(module)
+        self.noise = 0  # seed of random layers, in this step
         self.captured: dict[bool, CapturedStep] = {}  # without R and with it
 
     def _regularize(self, settings: ImageSettings) -> None:
@@ -220,6 +229,7 @@ class Step:
         """Take a step."""
         with_r = self.lm is not None and reg_strength != 0 and step % self.settings.every == 0
         self.feeder.prepare(step)
+        self.noise = integer(self.settings.seed, step, "layers", self.group.rank)
         self.reg_strength.fill_(reg_strength)
         set_lr(self.optimizer, lr)
         if self.lm is not None:
@@ -252,7 +262,8 @@ class Step:
     def _differentiate(self, x: Tensor, y: Tensor, drawn: Drawn, with_r: bool) -> Tensor:
         """Fill ``.grad``; returns cross-entropy, R (times ``every``) and the number correct."""
         R: Tensor | None = self.reg_strength.new_zeros(())
-        with autocast(x.device, self.half):
+        noise = nullcontext() if capturing(x.device) else seeded(self.noise, x.device)
+        with autocast(x.device, self.half), noise:
             if self.lm is None:
                 out = self.plain(x)
             else:
@@ -262,7 +273,8 @@ class Step:
         loss = F.cross_entropy(out, y, label_smoothing=self.settings.label_smoothing)
         total = loss
         if with_r:
-            term = R if self.penalty is None else self.penalty(R, every=self.settings.every)
+            with self.group.collective():  # LogTrace averages R over the processes
+                term = R if self.penalty is None else self.penalty(R, every=self.settings.every)
             total = loss + self.reg_strength * term
         for p in self.params.values():
             p.grad = None

@@ -112,13 +112,13 @@ def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]
         warnings.warn(message, UserWarning, stacklevel=4)
     old = _flat({key: value for key, value in saved.items() if key != MADE})
     new = _flat(json.loads(json.dumps(here)))
-    keys = [k for k in {**old, **new} if old.get(k, "absent") != new.get(k, "absent")]
+    keys = [k for k in {**new, **old} if old.get(k, "absent") != new.get(k, "absent")]
     if keys:
         lines = [_differ(k, old.get(k, "absent"), new.get(k, "absent")) for k in keys[:8]]
         more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
         raise CheckpointError(
             f"the checkpoint {path} belongs to another run. {'; '.join(lines)}{more}. "
-            "Use the settings it was made with, or another path."
+            "Use the settings and data it was made with, or another path."
         )
 
 

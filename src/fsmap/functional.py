@@ -390,6 +390,13 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
     return out.reshape(S, -1)
 
 
+def check_derivatives(what: str) -> None:
+    """Raise InputError inside ``torch.inference_mode``, where torch drops derivatives silently."""
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+        how = "Call it outside, or inside torch.no_grad(), which allows it"
+        raise InputError(f"{what} needs derivatives, and torch.inference_mode() has none. {how}")
+
+
 def check_params(params: object) -> None:
     """Raise InputError if ``params`` is not a dict of tensors."""
     values = params.values() if isinstance(params, dict) else ()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap.errors import InputError
+from fsmap.tables.network import Options, learn
 
 pytestmark = pytest.mark.usefixtures("seeded")
 MODES = ("joint", "frozen", "batch")
@@ -116,3 +117,28 @@ def test_output_objects_are_kept(mode: str, estimator: str) -> None:
     assert isinstance(lm.eval()(x)[0], Result)
     assert isinstance(copy.deepcopy(lm)(x)[0], Result)
     assert isinstance(pickle.loads(pickle.dumps(lm))(x)[0], Result)
+
+
+def trained() -> None:
+    f, params = fsmap.functional(nn.Linear(2, 1))
+    objective = fsmap.ps_map(fsmap.Gaussian(0.1), fsmap.Normal(1.0), num_data=5)
+    fsmap.fit(objective, f, params, (torch.ones(5, 2), torch.ones(5)), steps=1, progress=False)
+
+
+DERIVATIVES = {
+    "a penalty": lambda: fsmap.LaplacianPenalty(Net(), torch.ones(5, 2), num_points=3)(),
+    "in place": lambda: fsmap.InPlacePenalty(Net(), torch.ones(5, 2), num_points=3).backward(),
+    "its cost": lambda: fsmap.estimate_cost(wrap(Net()), torch.ones(5, 2), repeats=1),
+    "fit": trained,
+    "a table": lambda: learn(
+        torch.randn(30, 2), torch.randn(30, 1), Options(hidden=4, steps=2), seed=0, progress=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_inference_mode_is_refused(name: str) -> None:
+    with torch.no_grad():
+        DERIVATIVES[name]()
+    with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
+        DERIVATIVES[name]()

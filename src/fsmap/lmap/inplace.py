@@ -21,7 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import HALF, Functional, accumulate, check_points, flat, without_row
+from fsmap.functional import (
+    HALF,
+    Functional,
+    accumulate,
+    check_derivatives,
+    check_points,
+    flat,
+    without_row,
+)
 from fsmap.linalg.jacobian import resolve
 from fsmap.lmap.batchnorm import unchanged, unfrozen
 from fsmap.lmap.module import Penalty, is_zero
@@ -88,6 +96,7 @@ class InPlacePenalty(Penalty):
             R of this rank's points, a number without history; 0 on steps that ``every`` leaves out.
         """
         check_strength(reg_strength)
+        check_derivatives("penalty.backward")
         reg, options = self.regularizer, self.options
         params = trainable(reg.module)
         like = next(iter(params.values()))

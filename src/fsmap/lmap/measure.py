@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnseenStatisticsWarning
-from fsmap.functional import accumulate, clock, seeded
+from fsmap.functional import accumulate, check_derivatives, clock, seeded
 from fsmap.lmap.batchnorm import unchanged
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
@@ -89,6 +89,7 @@ def estimate_cost(
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, got {repeats}")
     _check_term(term, Wrapper, "estimate_cost")
+    check_derivatives("estimate_cost")
     reg = term.regularizer
     plain_pass = term.f.plain if isinstance(term, InPlacePenalty) else reg.f.plain
     objective = loss or (lambda out: accumulate(out).square().mean())

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from fsmap.errors import DivergedError, InputError
-from fsmap.functional import as_device
+from fsmap.functional import as_device, check_derivatives
 from fsmap.linalg.estimators import Jvp, evaluate
 from fsmap.linalg.jacobian import Site
 from fsmap.lmap.module import MEMORY
@@ -176,6 +176,7 @@ def _refuse(message: str) -> None:
     raise InputError(message)
 
 
+@torch.enable_grad()
 def learn(
     x: Tensor, y: Tensor, options: Options, *, seed: int, progress: bool
 ) -> dict[str, Learned]:
@@ -184,6 +185,7 @@ def learn(
     ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
     options.check()
+    check_derivatives("training")
     folds = assign_folds(y, options.ensemble, seed)
     wanted = METHODS if options.method == AUTO else (options.method,)
     found = {}

@@ -141,6 +141,19 @@ def test_the_mean_moves_once_per_optimizer_step():
     assert int(parts.steps) == 5
 
 
+def test_what_float32_cannot_hold_does_not_enter_the_mean():
+    penalty = fsmap.LogTrace()
+    call(penalty, 1e39)  # the default dtype of the tests is float64
+    call(penalty, 5.0)
+    assert (penalty.mean, penalty.first, penalty.skipped) == (5, 5, 1)
+
+
+@pytest.mark.parametrize("nats", [True, "0.05", -1.0, math.nan, None])
+def test_what_is_no_strength_is_refused(nats: object):
+    with pytest.raises(InputError, match=r"0\.01 to 0\.1"):
+        fsmap.LogTrace(nats)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1e9])
 def test_what_is_not_finite_does_not_enter_the_mean(bad: float):
     penalty, clean = fsmap.LogTrace(), fsmap.LogTrace()

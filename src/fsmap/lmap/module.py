@@ -361,7 +361,8 @@ class LogTrace(nn.Module):
     @nats.setter
     def nats(self, nats: float) -> None:
         given: object = nats
-        if not (isinstance(given, Real) and 0 <= float(given) < math.inf):
+        number = isinstance(given, Real) and not isinstance(given, bool)
+        if not (number and 0 <= float(nats) < math.inf):
             usual = "0.01 to 0.1 is usual"
             raise InputError(f"nats must be a number, at least 0 and finite, got {nats!r}; {usual}")
         self._nats = float(nats)
@@ -441,6 +442,7 @@ class LogTrace(nn.Module):
 
     def _add(self, R: Tensor) -> tuple[Tensor, Tensor]:
         """Add a value of R to this step; returns the sum and number of values over all ranks."""
+        R = R.float()  # as the buffers: what is too large for them is inf
         valid = R.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         found = torch.stack([valid, (valid > 0).to(R.dtype), (valid != R).to(R.dtype)])
         dist = torch.distributed

@@ -234,10 +234,14 @@ def test_a_resumed_run_has_the_same_bits():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.parametrize("attached", [False, True])
 @pytest.mark.parametrize("every", [1, 2])
-def test_compiled_once_with_the_same_numbers(every: int, fresh_compiler: None):
+def test_compiled_once_with_the_same_numbers(every: int, attached: bool, fresh_compiler: None):
     counter = CompileCounter()
     plain, penalty = fsmap.LogTrace(), fsmap.LogTrace()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=0.0)
+    if attached:
+        penalty.attach(optimizer)
 
     @torch.compile(backend=counter, fullgraph=True)
     def step(R: Tensor) -> Tensor:
@@ -247,6 +251,7 @@ def test_compiled_once_with_the_same_numbers(every: int, fresh_compiler: None):
         given = torch.tensor(number, requires_grad=True)
         value = step(given)
         value.backward()
+        optimizer.step()
         assert (value.item(), given.grad.item()) == pytest.approx(call(plain, number, every=every))
     assert counter.frame_count == 1
     assert_close(dict(penalty.state_dict()), dict(plain.state_dict()))

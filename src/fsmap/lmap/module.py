@@ -349,8 +349,8 @@ class LogTrace(nn.Module):
         self.register_buffer("first", torch.zeros((), dtype=torch.float32))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("sums", torch.zeros(3, dtype=torch.float32))
-        self._warned = False
-        self._hook: RemovableHandle | None = None
+        self._warned = self._attached = False
+        self._hook: RemovableHandle | None = None  # torch.compile cannot read it
         self._calls = self._idle = 0
 
     @property
@@ -406,7 +406,7 @@ class LogTrace(nn.Module):
         denominator = torch.add(mean, first, alpha=SHARE)
         strength = torch.where(denominator > 0, self.nats / denominator, 0.0)
         value = self.nats * (now / (SHARE * first).clamp(min=1e-30)).log1p()
-        if counts and self._hook is None:
+        if counts and not self._attached:
             self._step(mean, first)
         if trains and not torch.compiler.is_compiling():
             self._warn(every, own, idle=every == 1 and not counts)
@@ -416,13 +416,14 @@ class LogTrace(nn.Module):
         """Count optimizer steps instead of calls; of a fused one also what GradScaler skips."""
         after = lambda: self._step(*self._means(*self.sums[:2]))  # noqa: E731
         self._hook = call_after_steps(optimizer, self._hook, after)
+        self._attached = True
         return self
 
     def detach(self) -> None:
         """Count calls again."""
         if self._hook is not None:
             self._hook.remove()
-        self._hook = None
+        self._hook, self._attached = None, False
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
@@ -430,7 +431,7 @@ class LogTrace(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy counts calls: no optimizer is attached to it."""
-        return {**self.__dict__, "_hook": None}
+        return {**self.__dict__, "_hook": None, "_attached": False}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LogTrace:
         """Move to another device; ``half()`` and the like leave the buffers in float32."""

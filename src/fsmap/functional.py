@@ -273,6 +273,13 @@ def num_points(x: Inputs) -> int:
     return int(_tensors(x)[0].shape[0])
 
 
+def plain_points(x: Any) -> Any:
+    """A batch as p_X draws it: of a mapping (BatchEncoding) a dict, of a list or so a tuple."""
+    if isinstance(x, Mapping):
+        return dict(x)
+    return tuple(x) if isinstance(x, list | tuple) else x
+
+
 def check_points(x: Inputs) -> None:
     """Raise InputError if ``x`` is empty, has NaN or inf, or its tensors differ in S."""
     leaves = _tensors(x)
@@ -294,8 +301,10 @@ def concat_points(a: Inputs, b: Inputs) -> Inputs:
     try:
         return tree_map(lambda s, t: torch.cat([s, t.to(s)]), a, b)
     except (RuntimeError, ValueError, AttributeError) as error:
-        message = f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
-        raise InputError(message) from error
+        raise InputError(
+            f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: both need the same "
+            f"keys and shapes of a point ({error})"
+        ) from error
 
 
 def shapes(x: Inputs) -> str:

@@ -7,7 +7,7 @@ import pickle
 from collections import UserDict
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -83,6 +83,21 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     torch.testing.assert_close(lm(UserDict(x=x))[0], module(x))  # as of a tokenizer
     lm = wrap(module, (torch.randn(9, 2),), batchnorm=mode)
     torch.testing.assert_close(lm([x])[0], module(x))  # as of a DataLoader
+    torch.testing.assert_close(lm(Row(x))[0], module(x))
+
+
+class Row(NamedTuple):
+    x: Tensor
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, lambda x: (x["x"],), lambda x: [x["x"]]])
+def test_every_measurement_takes_the_batch_that_lmap_takes(kind: Any) -> None:
+    px, x = torch.randn(9, 2), torch.randn(4, 2)
+    px = {"x": px} if issubclass(type(kind({"x": x})), dict | UserDict) else (px,)
+    lm, batch = wrap(Net(wraps=True), px, estimator="vjp"), kind({"x": x})
+    assert fsmap.estimate_cost(lm, batch, repeats=1).active > 0
+    assert fsmap.suggest_strength(lm, loss=torch.ones(4), x=batch).R > 0
+    assert lm(batch, drawn=lm.draw(batch))[1] > 0
 
 
 def test_a_loss_over_both_kinds_of_points_is_refused() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from numbers import Real
 from typing import Any, Self, TypeVar, Unpack
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
-from fsmap.functional import accumulate, num_points, number, tensor_of
+from fsmap.functional import accumulate, num_points, number, plain_points, tensor_of
 from fsmap.lmap.compiling import Compiled
 from fsmap.lmap.core import Drawn, Regularizer, call_after_steps, first, uncompiled, write_back
 from fsmap.lmap.options import MoreOptions, Options, check_mode, check_strength
@@ -161,9 +161,7 @@ class LMAP(Term, nn.Module):
         if x is None or _more:
             raise InputError("lm takes one argument: lm({...}) for a dict, lm((x, y)) for a tuple")
         compiled = torch.compiler.is_dynamo_compiling()
-        if isinstance(x, Mapping | list):  # a BatchEncoding, or what a DataLoader returns
-            x = dict(x) if isinstance(x, Mapping) else tuple(x)
-        return self._forward(x, reg_strength, drawn, keywords, compiled)
+        return self._forward(plain_points(x), reg_strength, drawn, keywords, compiled)
 
     @uncompiled
     def _forward(
@@ -212,7 +210,7 @@ class LMAP(Term, nn.Module):
         ``lm(x, drawn=lm.draw(x))`` is ``lm(x)``. Draw outside a CUDA graph, copy into its inputs,
         and call ``lm(x, drawn=...)`` inside (:mod:`fsmap.train.capture`).
         """
-        return self.regularizer.draw(x)
+        return self.regularizer.draw(plain_points(x))
 
     def get_extra_state(self) -> Tensor:
         """The step, so that a resumed run draws what an uninterrupted one would."""

@@ -75,7 +75,6 @@ class Functional:
         self.find_parts()
         self._names: set[str] = set()
         self._checked = False  # for reentrant checkpoints
-        self.padding = padding_rows(module)
         self.output: Callable[[Iterable[Tensor]], Any] | None = None  # of the last eager pass
         named = module.named_modules()
         self.scripted = [name for name, m in named if isinstance(m, torch.jit.ScriptModule)]
@@ -92,6 +91,11 @@ class Functional:
     def pointwise(self) -> bool:
         """Whether a point's output depends on that point alone, with no random stream."""
         return not any(is_random(m) or couples_points(m) for m in self._unusual)
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """The rows of padding now: weights may have been tied since the last step."""
+        return padding_rows(self.module)
 
     @property
     def modes(self) -> tuple[bool, ...]:
@@ -159,7 +163,6 @@ class Wrapped(Functional):
         self.inner = inner
         self.module, self.scripted, self._call = inner.module, inner.scripted, inner._call
         self.parts, self._unusual = inner.parts, inner._unusual
-        self.padding = inner.padding
 
 
 def padding_rows(module: nn.Module) -> dict[str, int]:

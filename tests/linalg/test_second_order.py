@@ -5,6 +5,7 @@ Second derivatives of fused layers are where torch is silently wrong; a new laye
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -275,6 +276,13 @@ def test_padding_of_an_embedding_is_constant(seeded):
     functional = fsmap.LaplacianPenalty(net, x, num_points=4, estimator="fd")
     in_place = fsmap.InPlacePenalty(net, x, num_points=4)
     torch.testing.assert_close(in_place.backward(), functional().detach())
+    tied = nn.Sequential(copy.deepcopy(net[0]), nn.Tanh(), nn.Linear(3, 5))
+    penalties = [fsmap.LaplacianPenalty(tied, x, num_points=4, estimator="fd")]
+    penalties[0]()
+    tied[2].weight = tied[0].weight  # after it was wrapped: no row of the head is constant
+    penalties.append(fsmap.LaplacianPenalty(tied, x, num_points=4, estimator="fd"))
+    penalties[1].step = penalties[0].step
+    torch.testing.assert_close(penalties[0](), penalties[1]())
     for options in ({"scale_grad_by_freq": True}, {"sparse": True}):  # not about J
         other = nn.Embedding(5, 3, padding_idx=0, _weight=net[0].weight, **options)
         f = fsmap.functional(nn.Sequential(other, *net[1:]))[0]

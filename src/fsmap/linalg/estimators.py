@@ -155,7 +155,8 @@ class Forward(Estimator):
         with torch.autocast(device.type, enabled=False):
             replay = NoiseReplay(f, params)
             out, state = run(f, params, x)
-            psi = {n: without_row(t, getattr(f, "padding", {}).get(n)) for n, t in probe.items()}
+            padding = getattr(f, "padding", {})
+            psi = {n: without_row(t, padding.get(n)) for n, t in probe.items()}
 
             def moved(scale: float) -> Tensor:
                 if scale == 0:

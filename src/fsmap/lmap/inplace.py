@@ -156,6 +156,7 @@ class InPlacePenalty(Penalty):
         probes = self.options.probes
         kept = {name: _local(p).detach().clone() for name, p in params.items()}
         psi: Params = {}
+        padding = self.regularizer.f.padding
         if not any(map(_is_sharded, params.values())):  # as LaplacianPenalty draws it
             psi = stream.psi(trainable(self.regularizer.module), probes)
         try:
@@ -164,7 +165,7 @@ class InPlacePenalty(Penalty):
                     # a rank never holds more than one sharded parameter whole
                     whole = torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape)
                     drawn = psi[name] if psi else stream.psi_of(name, whole, probes)
-                    one = without_row(drawn[probe], self.regularizer.f.padding.get(name))
+                    one = without_row(drawn[probe], padding.get(name))
                     _local(p).add_(_own_part(one, p), alpha=self.options.beta)
             _drop_gathered(self.module)
             yield

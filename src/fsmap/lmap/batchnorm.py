@@ -35,7 +35,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import Functional, Replacing, State, Wrapped, accumulate, replaced_forward
+from fsmap.functional import (
+    Functional,
+    Replacing,
+    State,
+    Wrapped,
+    accumulate,
+    call_module,
+    replaced_forward,
+)
 from fsmap.linalg.estimators import Estimator
 from fsmap.linalg.second_order import BatchNorm, add, mul
 from fsmap.types import Inputs, Params
@@ -160,8 +168,10 @@ def _adjusted(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
+def fresh_statistics(module: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
     """Context manager: a module in ``eval()`` mode with the BatchNorm statistics of some batches.
+
+    A batch is a tensor, a dict, or a list ``[x, y]`` of a DataLoader, of which x is taken.
 
     Running statistics are averages over the last dozen steps. At a high learning rate the weights
     have changed by then: held-out accuracy in ``eval()`` mode jumps by tens of percent from one
@@ -178,6 +188,8 @@ def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
         >>> model.running_mean, model.training
         (tensor([0.]), True)
     """
+    if isinstance(batches, Tensor):
+        raise InputError("batches must be a list of batches or a DataLoader; one batch is [x]")
     norms = [m for m in unfrozen(module) if m.track_running_stats]
     with unchanged(module):
         module.eval()
@@ -202,7 +214,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tensor]) -> None:
+def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Any]) -> None:
     momenta = [m.momentum for m in norms]
     for m in norms:
         m.reset_running_stats()
@@ -211,7 +223,7 @@ def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tenso
     x = None
     try:
         for x in batches:
-            module(x)
+            call_module(module, x[0] if isinstance(x, list | tuple) else x)
     finally:
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum, m.training = momentum, False

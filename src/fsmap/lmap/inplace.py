@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,10 @@ class InPlacePenalty(Penalty):
         self.module = module
         self.f = Functional(module, self.options.forward)
         self._precision_checked = False
+
+    def __call__(self, *_: Any) -> NoReturn:
+        """Raise: R has no graph here."""
+        raise InputError("InPlacePenalty has no call: penalty.backward(lam) after loss.backward()")
 
     def backward(self, reg_strength: float | Tensor = 1.0) -> Tensor:
         """Add λ∇R to every ``.grad``, as ``(lam * R).backward()`` would.

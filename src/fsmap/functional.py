@@ -182,6 +182,17 @@ def without_row(psi: Tensor, row: int | None) -> Tensor:
     return psi
 
 
+def check_differences(f: ModelFn) -> None:
+    """Raise if differences would be far too large: torch rounds parameters in a householder map."""
+    maps = [vars(m).get("orthogonal_map") for m in getattr(f, "parts", ())]
+    if any(getattr(kind, "name", "") == "householder" for kind in maps):
+        raise UnsupportedModuleError(
+            "parametrizations.orthogonal rounds parameters in its map 'householder', the default "
+            "for weights that are not square, so that differences (fd, fd_central, InPlacePenalty) "
+            "are far too large. Use the estimator 'jvp', or orthogonal_map='matrix_exp'."
+        )
+
+
 def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Functional, Params]:
     """Split a module into a pure function and its trainable parameters.
 

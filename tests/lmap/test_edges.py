@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
 
 import fsmap
-from fsmap.errors import InputError
+from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.tables.network import Options, learn
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -157,3 +158,19 @@ def test_inference_mode_is_refused(name: str) -> None:
         DERIVATIVES[name]()
     with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
         DERIVATIVES[name]()
+
+
+@pytest.mark.parametrize("how", ["householder", "matrix_exp"])
+def test_differences_of_rounded_parameters_are_refused(how: str) -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+    orthogonal(net[0], orthogonal_map=how)
+    jvp, fd = (wrap(net, estimator=name, probes=300, batchnorm="frozen") for name in ("jvp", "fd"))
+    R = jvp(torch.ones(4, 2))[1]
+    if how == "matrix_exp":
+        torch.testing.assert_close(fd(torch.ones(4, 2))[1], R, rtol=0.05, atol=0.0)
+        fsmap.InPlacePenalty(net, torch.ones(4, 2), num_points=2)
+        return
+    with pytest.raises(UnsupportedModuleError, match="matrix_exp"):
+        fd(torch.ones(4, 2))
+    with pytest.raises(UnsupportedModuleError, match="matrix_exp"):
+        fsmap.InPlacePenalty(net, torch.ones(4, 2), num_points=2)

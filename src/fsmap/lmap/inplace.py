@@ -26,6 +26,7 @@ from fsmap.functional import (
     Functional,
     accumulate,
     check_derivatives,
+    check_differences,
     check_points,
     flat,
     without_row,
@@ -81,6 +82,7 @@ class InPlacePenalty(Penalty):
         inner = _unwrapped(module)
         super().__init__(inner, px, num_points=num_points, batchnorm=batchnorm, **options)
         self.options = self.regularizer.options
+        check_differences(self.regularizer.f)
         self.module = module
         self.f = Functional(module, self.options.forward)
         self._precision_checked = False

@@ -347,6 +347,26 @@ def embedding(
     return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
 
 
+BAG = (
+    "max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset "
+    "padding_idx"
+).split()
+
+
+def embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, *args: Any, **options: Any
+) -> Tensor:
+    """``F.embedding_bag`` of ``[B, L]``, which has neither forward mode nor a second derivative."""
+    options |= dict(zip(BAG, args, strict=False))
+    fixed, mode = (options.get(name) for name in ("max_norm", "mode"))
+    if offsets is not None or fixed is not None or mode == "max":
+        return F.embedding_bag(input, weight, offsets, **options)
+    row, scales = (options.get(name) for name in ("padding_idx", "per_sample_weights"))
+    kept = (input != (-1 if row is None else row % len(weight))).to(weight.dtype)  # [B, L]
+    rows = F.embedding(input, weight) * (kept if scales is None else kept * scales)[..., None]
+    return rows.sum(1) if mode == "sum" else rows.sum(1) / kept.sum(1, keepdim=True).clamp(min=1)
+
+
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """``F.hardsigmoid``, whose derivative has no derivative."""
     return (input / 6 + 0.5).clamp(0, 1)
@@ -410,7 +430,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     ),
 }
 REPLACED = _by_name(NAMES) | {F.batch_norm: batch_norm, F.instance_norm: instance_norm}
-REPLACED |= {F.embedding: embedding, F.dropout: dropout}
+REPLACED |= {F.embedding: embedding, F.embedding_bag: embedding_bag, F.dropout: dropout}
 WRONG = (
     "linalg_tensorsolve linalg_solve_ex _linalg_solve_ex triangular_solve _linalg_det "
     "_linalg_slogdet native_batch_norm _native_batch_norm_legit "

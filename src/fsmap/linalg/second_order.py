@@ -9,6 +9,7 @@ While J is taken, :class:`fsmap.linalg.jacobian.SecondOrder` calls the functions
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -347,22 +348,17 @@ def embedding(
     return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
 
 
-BAG = (
-    "max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights include_last_offset "
-    "padding_idx"
-).split()
+BAG = list(inspect.signature(F.embedding_bag).parameters)
 
 
-def embedding_bag(
-    input: Tensor, weight: Tensor, offsets: Tensor | None = None, *args: Any, **options: Any
-) -> Tensor:
+def embedding_bag(*args: Any, **options: Any) -> Tensor:
     """``F.embedding_bag`` of ``[B, L]``, which has neither forward mode nor a second derivative."""
-    options |= dict(zip(BAG, args, strict=False))
-    fixed, mode = (options.get(name) for name in ("max_norm", "mode"))
-    if offsets is not None or fixed is not None or mode == "max":
-        return F.embedding_bag(input, weight, offsets, **options)
-    row, scales = (options.get(name) for name in ("padding_idx", "per_sample_weights"))
-    kept = (input != (-1 if row is None else row % len(weight))).to(weight.dtype)  # [B, L]
+    given = options | dict(zip(BAG, args, strict=False))
+    mode, row, scales = (given.get(name) for name in ("mode", "padding_idx", "per_sample_weights"))
+    if mode == "max" or not given.get("offsets") is given.get("max_norm") is None:
+        return F.embedding_bag(**given)
+    input, weight = given["input"], given["weight"]
+    kept: Tensor = (input != (-1 if row is None else row % len(weight))).to(weight.dtype)  # [B, L]
     rows = F.embedding(input, weight) * (kept if scales is None else kept * scales)[..., None]
     return rows.sum(1) if mode == "sum" else rows.sum(1) / kept.sum(1, keepdim=True).clamp(min=1)
 

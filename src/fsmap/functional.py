@@ -187,9 +187,8 @@ def check_differences(f: ModelFn) -> None:
     maps = [vars(m).get("orthogonal_map") for m in getattr(f, "parts", ())]
     if any(getattr(kind, "name", "") == "householder" for kind in maps):
         raise UnsupportedModuleError(
-            "parametrizations.orthogonal rounds parameters in its map 'householder', the default "
-            "for weights that are not square, so that differences (fd, fd_central, InPlacePenalty) "
-            "are far too large. Use the estimator 'jvp', or orthogonal_map='matrix_exp'."
+            "parametrizations.orthogonal rounds parameters (not in its orthogonal_map='matrix_exp')"
+            ", and differences would be far too large. Use that map, or the estimator 'jvp'."
         )
 
 

@@ -21,7 +21,7 @@ In J the statistics are constants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -35,15 +35,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import (
-    Functional,
-    Replacing,
-    State,
-    Wrapped,
-    accumulate,
-    call_module,
-    replaced_forward,
-)
+from fsmap.functional import Functional, Replacing, State, Wrapped, accumulate, replaced_forward
 from fsmap.linalg.estimators import Estimator
 from fsmap.linalg.second_order import BatchNorm, add, mul
 from fsmap.types import Inputs, Params
@@ -223,7 +215,8 @@ def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Any])
     x = None
     try:
         for x in batches:
-            call_module(module, x[0] if isinstance(x, list | tuple) else x)
+            x = x[0] if isinstance(x, list | tuple) else x
+            module(**x) if isinstance(x, Mapping) else module(x)
     finally:
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum, m.training = momentum, False

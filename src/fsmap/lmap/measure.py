@@ -14,14 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnseenStatisticsWarning
-from fsmap.functional import (
-    accumulate,
-    check_derivatives,
-    clock,
-    plain_points,
-    seeded,
-    tensor_of,
-)
+from fsmap.functional import accumulate, check_derivatives, clock, plain_points, seeded, tensor_of
 from fsmap.lmap.batchnorm import unchanged
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty

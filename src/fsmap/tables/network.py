@@ -153,7 +153,8 @@ class Options:
         for name, usual in (("weight_decay", AUTO), ("reg_strength", AUTO), ("reg_nats", None)):
             value = getattr(self, name)
             automatic = isinstance(value, str | None) and value == usual
-            if not automatic and not (isinstance(value, Real) and 0 <= float(value) < math.inf):
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not automatic and not (number and 0 <= float(value) < math.inf):
                 _refuse(f"{name} must be {usual!r} or a finite number >= 0, got {value!r}")
         if self.reg_nats is not None and self.reg_strength != AUTO:
             _refuse("reg_strength and reg_nats both set the strength: give one of them")

@@ -128,7 +128,8 @@ CALLS = {
     """,
     "l_map(noise, prior, px, num_points=4, num_data=6, {})": """
         reg_strength=-1.0; reg_strength=nan; reg_strength=1.0, jitter=1.0 | reg_strength;
-        reg_nats=-1.0; jitter=1.0, estimator="x"; jitter=1.0, every=0
+        reg_nats=-1.0; jitter=1.0, estimator="x"; jitter=1.0, every=0;
+        reg_nats=True; reg_nats="0.05"
     """,
     "train(ps_map({}, num_data=6))": """
         "gaussian", prior | likelihood; noise, 3.0 | prior; Gaussian(0.0), prior | std;
@@ -234,7 +235,8 @@ CALLS = {
     "LMAPRegressor({}).fit(x.numpy(), y[:, 0].numpy())": """
         steps=-1; device="tpu"; hidden=(-3,); steps=0; ensemble=0; method="fs-map"; px="grid";
         steps=1, reg_strength=-1; reg_strength=0.1, reg_nats=0.1 | give one of them;
-        steps=1, reg_strength="auto", reg_nats=-1 | finite number
+        steps=1, reg_strength="auto", reg_nats=-1 | finite number;
+        steps=1, reg_strength="auto", reg_nats=True | finite number
     """,
     "corrupt(torch.zeros(2, 1, 4, 4), {})": """
         "rain", 1 | unknown corruption 'rain'; "contrast", 6 | severity; "contrast", 1 | bytes

@@ -75,7 +75,6 @@ class Functional:
         self.find_parts()
         self._names: set[str] = set()
         self._checked = False  # for reentrant checkpoints
-        self.padding = padding_rows(module)
         self.output: Callable[[Iterable[Tensor]], Any] | None = None  # of the last eager pass
         named = module.named_modules()
         self.scripted = [name for name, m in named if isinstance(m, torch.jit.ScriptModule)]
@@ -92,6 +91,11 @@ class Functional:
     def pointwise(self) -> bool:
         """Whether a point's output depends on that point alone, with no random stream."""
         return not any(is_random(m) or couples_points(m) for m in self._unusual)
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """The rows of padding now: weights may have been tied since the last step."""
+        return padding_rows(self.module)
 
     @property
     def modes(self) -> tuple[bool, ...]:
@@ -159,7 +163,6 @@ class Wrapped(Functional):
         self.inner = inner
         self.module, self.scripted, self._call = inner.module, inner.scripted, inner._call
         self.parts, self._unusual = inner.parts, inner._unusual
-        self.padding = inner.padding
 
 
 def padding_rows(module: nn.Module) -> dict[str, int]:
@@ -177,6 +180,16 @@ def without_row(psi: Tensor, row: int | None) -> Tensor:
         psi = psi.clone()
         psi[row] = 0.0
     return psi
+
+
+def check_differences(f: ModelFn) -> None:
+    """Raise if differences would be far too large: torch rounds parameters in a householder map."""
+    maps = [vars(m).get("orthogonal_map") for m in getattr(f, "parts", ())]
+    if any(getattr(kind, "name", "") == "householder" for kind in maps):
+        raise UnsupportedModuleError(
+            "parametrizations.orthogonal rounds parameters (not in its orthogonal_map='matrix_exp')"
+            ", and differences would be far too large. Use that map, or the estimator 'jvp'."
+        )
 
 
 def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Functional, Params]:
@@ -273,6 +286,13 @@ def num_points(x: Inputs) -> int:
     return int(_tensors(x)[0].shape[0])
 
 
+def plain_points(x: Any) -> Any:
+    """A batch as p_X draws it: of a mapping (BatchEncoding) a dict, of a list or so a tuple."""
+    if isinstance(x, Mapping):
+        return dict(x)
+    return tuple(x) if isinstance(x, list | tuple) else x
+
+
 def check_points(x: Inputs) -> None:
     """Raise InputError if ``x`` is empty, has NaN or inf, or its tensors differ in S."""
     leaves = _tensors(x)
@@ -294,8 +314,10 @@ def concat_points(a: Inputs, b: Inputs) -> Inputs:
     try:
         return tree_map(lambda s, t: torch.cat([s, t.to(s)]), a, b)
     except (RuntimeError, ValueError, AttributeError) as error:
-        message = f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
-        raise InputError(message) from error
+        raise InputError(
+            f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: both need the same "
+            f"keys and shapes of a point ({error})"
+        ) from error
 
 
 def shapes(x: Inputs) -> str:
@@ -388,6 +410,13 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
             "dimension is the point. If it differs, pass forward=lambda module, x: ..."
         )
     return out.reshape(S, -1)
+
+
+def check_derivatives(what: str) -> None:
+    """Raise InputError inside ``torch.inference_mode``, where torch drops derivatives silently."""
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+        how = "Call it outside, or inside torch.no_grad(), which allows it"
+        raise InputError(f"{what} needs derivatives, and torch.inference_mode() has none. {how}")
 
 
 def check_params(params: object) -> None:

@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 from transformers import (
     BertConfig,
@@ -277,3 +279,14 @@ def test_what_cannot_be_drawn_from_is_refused(tmp_path):
         InputError, match=r"\['input_ids', 'labels'\].*it takes \['labels', 'tokens'\]"
     ):
         labels_only.sample(2, torch.Generator())
+
+
+def test_what_accelerate_returns_can_be_attached():
+    module = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    optimizer = Accelerator(cpu=True).prepare_optimizer(optimizer)
+    lm = fsmap.LMAP(module, torch.ones(4, 2), num_points=2).attach(optimizer)
+    penalty = fsmap.LogTrace().attach(optimizer)
+    penalty(lm(torch.ones(4, 2))[1]).backward()
+    optimizer.step()
+    assert (lm.step, int(penalty.steps)) == (1, 1)

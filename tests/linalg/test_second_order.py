@@ -5,6 +5,7 @@ Second derivatives of fused layers are where torch is silently wrong; a new laye
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -275,10 +276,46 @@ def test_padding_of_an_embedding_is_constant(seeded):
     functional = fsmap.LaplacianPenalty(net, x, num_points=4, estimator="fd")
     in_place = fsmap.InPlacePenalty(net, x, num_points=4)
     torch.testing.assert_close(in_place.backward(), functional().detach())
+    tied = nn.Sequential(copy.deepcopy(net[0]), nn.Tanh(), nn.Linear(3, 5))
+    penalties = [fsmap.LaplacianPenalty(tied, x, num_points=4, estimator="fd")]
+    penalties[0]()
+    tied[2].weight = tied[0].weight  # after it was wrapped: no row of the head is constant
+    penalties.append(fsmap.LaplacianPenalty(tied, x, num_points=4, estimator="fd"))
+    penalties[1].step = penalties[0].step
+    torch.testing.assert_close(penalties[0](), penalties[1]())
     for options in ({"scale_grad_by_freq": True}, {"sparse": True}):  # not about J
         other = nn.Embedding(5, 3, padding_idx=0, _weight=net[0].weight, **options)
         f = fsmap.functional(nn.Sequential(other, *net[1:]))[0]
         torch.testing.assert_close(fsmap.trace(f, params, x, method="exact").value, exact)
+
+
+BAGS = {
+    "mean": {"padding_idx": 1},
+    "sum": {"mode": "sum", "sparse": True},
+    "max": {"mode": "max"},  # torch's own: no forward mode
+}
+
+
+@pytest.mark.parametrize("name", BAGS)
+def test_bags_of_embeddings_have_a_gradient_of_r(name: str, seeded):
+    net = nn.Sequential(nn.EmbeddingBag(5, 3, **BAGS[name]), nn.Tanh(), nn.Linear(3, 2))
+    x = torch.tensor([[0, 1], [2, 0], [3, 3], [1, 1]])
+    f, params = fsmap.functional(net)
+    torch.testing.assert_close(f(params, x), net(x))
+    psi = {name: torch.randn(1, *p.shape) for name, p in params.items()}
+    found = []
+    for method in ("fd_central", "jvp")[: 1 if name == "max" else 2]:
+        value = fsmap.trace(f, params, x, method=method, probes=psi, beta=1e-4).value
+        grads = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
+        found.append([value.detach(), *(g.to_dense() for g in grads)])
+    torch.testing.assert_close(found[0], found[-1], rtol=1e-5, atol=1e-7)
+    if name != "max":
+        with SecondOrder():
+            torch.testing.assert_close(net(x), f(params, x))
+        for method in ("vjp", "exact"):
+            penalty = fsmap.LaplacianPenalty(net, x, num_points=4, estimator=method)
+            penalty().backward()
+        assert net[0].weight.grad.isfinite().all()
 
 
 WRONG = {

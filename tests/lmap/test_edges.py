@@ -7,15 +7,17 @@ import pickle
 from collections import UserDict
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
 
 import fsmap
-from fsmap.errors import InputError
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.tables.network import Options, learn
 
 pytestmark = pytest.mark.usefixtures("seeded")
 MODES = ("joint", "frozen", "batch")
@@ -58,6 +60,11 @@ def test_points_that_become_nan_are_named() -> None:
         lm(torch.zeros(4, 2))
 
 
+def test_a_forward_that_is_no_function_is_refused() -> None:
+    with pytest.raises(InputError, match="forward must be a function"):
+        wrap(Net(), forward="logits")
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     lm = wrap(Net(), beta=np.float32(0.01), every=np.int64(1))
     assert lm(torch.zeros(3, 2), reg_strength=np.float32(0.1))[1] > 0
@@ -82,6 +89,21 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     torch.testing.assert_close(lm(UserDict(x=x))[0], module(x))  # as of a tokenizer
     lm = wrap(module, (torch.randn(9, 2),), batchnorm=mode)
     torch.testing.assert_close(lm([x])[0], module(x))  # as of a DataLoader
+    torch.testing.assert_close(lm(Row(x))[0], module(x))
+
+
+class Row(NamedTuple):
+    x: Tensor
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, lambda x: (x["x"],), lambda x: [x["x"]]])
+def test_every_measurement_takes_the_batch_that_lmap_takes(kind: Any) -> None:
+    px, x = torch.randn(9, 2), torch.randn(4, 2)
+    px = {"x": px} if issubclass(type(kind({"x": x})), dict | UserDict) else (px,)
+    lm, batch = wrap(Net(wraps=True), px, estimator="vjp"), kind({"x": x})
+    assert fsmap.estimate_cost(lm, batch, repeats=1).active > 0
+    assert fsmap.suggest_strength(lm, loss=torch.ones(4), x=batch).R > 0
+    assert lm(batch, drawn=lm.draw(batch))[1] > 0
 
 
 def test_a_loss_over_both_kinds_of_points_is_refused() -> None:
@@ -116,3 +138,44 @@ def test_output_objects_are_kept(mode: str, estimator: str) -> None:
     assert isinstance(lm.eval()(x)[0], Result)
     assert isinstance(copy.deepcopy(lm)(x)[0], Result)
     assert isinstance(pickle.loads(pickle.dumps(lm))(x)[0], Result)
+
+
+def trained() -> None:
+    f, params = fsmap.functional(nn.Linear(2, 1))
+    objective = fsmap.ps_map(fsmap.Gaussian(0.1), fsmap.Normal(1.0), num_data=5)
+    fsmap.fit(objective, f, params, (torch.ones(5, 2), torch.ones(5)), steps=1, progress=False)
+
+
+DERIVATIVES = {
+    "a penalty": lambda: fsmap.LaplacianPenalty(Net(), torch.ones(5, 2), num_points=3)(),
+    "in place": lambda: fsmap.InPlacePenalty(Net(), torch.ones(5, 2), num_points=3).backward(),
+    "its cost": lambda: fsmap.estimate_cost(wrap(Net()), torch.ones(5, 2), repeats=1),
+    "fit": trained,
+    "a table": lambda: learn(
+        torch.randn(30, 2), torch.randn(30, 1), Options(hidden=4, steps=2), seed=0, progress=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_inference_mode_is_refused(name: str) -> None:
+    with torch.no_grad():
+        DERIVATIVES[name]()
+    with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
+        DERIVATIVES[name]()
+
+
+@pytest.mark.parametrize("how", ["householder", "matrix_exp"])
+def test_differences_of_rounded_parameters_are_refused(how: str) -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+    orthogonal(net[0], orthogonal_map=how)
+    jvp, fd = (wrap(net, estimator=name, probes=300, batchnorm="frozen") for name in ("jvp", "fd"))
+    R = jvp(torch.ones(4, 2))[1]
+    if how == "matrix_exp":
+        torch.testing.assert_close(fd(torch.ones(4, 2))[1], R, rtol=0.05, atol=0.0)
+        fsmap.InPlacePenalty(net, torch.ones(4, 2), num_points=2)
+        return
+    with pytest.raises(UnsupportedModuleError, match="matrix_exp"):
+        fd(torch.ones(4, 2))
+    with pytest.raises(UnsupportedModuleError, match="matrix_exp"):
+        fsmap.InPlacePenalty(net, torch.ones(4, 2), num_points=2)

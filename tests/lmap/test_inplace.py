@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fsmap
-from fsmap.errors import UnsupportedModuleError
+from fsmap.errors import InputError, UnsupportedModuleError
 
 S = 5
 PX = fsmap.px.Normal(shape=(2,))
@@ -84,6 +84,8 @@ def test_steps_are_counted_like_those_of_the_others() -> None:
     assert values[0] > 0
     assert values[0] != values[1]  # points of their own
     assert values[2:] == [0.0, 0.0]
+    with pytest.raises(InputError, match=r"penalty\.backward"):
+        penalty(torch.zeros(4, 3))
     other = fsmap.InPlacePenalty(network(), PX, num_points=S)
     other.load_state_dict(penalty.state_dict())
     assert other.step == 2

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
 
 from fsmap.errors import InputError
 from fsmap.lmap.batchnorm import fresh_statistics
@@ -45,6 +46,18 @@ def test_they_are_the_mean_over_the_batches_and_go_away():
         assert not any(m.training for m in module.modules())
     assert state(module) == before
     assert torch.equal(torch.get_rng_state(), random)  # no dropout was drawn
+
+
+def test_batches_may_be_those_of_a_loader():
+    module, x = network(), torch.randn(12, 1, 6, 6)
+    with fresh_statistics(module, x.split(4)):
+        expected = [b.clone() for b in module.buffers()]
+    loader = DataLoader(TensorDataset(x, torch.arange(12)), 4)
+    for given in (loader, [{"input": part} for part in x.split(4)]):
+        with fresh_statistics(module, given):
+            assert_close([*module.buffers()], expected)
+    with pytest.raises(InputError, match=r"\[x\]"):
+        fresh_statistics(module, x).__enter__()
 
 
 def test_they_go_away_after_an_error():

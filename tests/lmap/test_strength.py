@@ -141,6 +141,19 @@ def test_the_mean_moves_once_per_optimizer_step():
     assert int(parts.steps) == 5
 
 
+def test_what_float32_cannot_hold_does_not_enter_the_mean():
+    penalty = fsmap.LogTrace()
+    call(penalty, 1e39)  # the default dtype of the tests is float64
+    call(penalty, 5.0)
+    assert (penalty.mean, penalty.first, penalty.skipped) == (5, 5, 1)
+
+
+@pytest.mark.parametrize("nats", [True, "0.05", -1.0, math.nan, None])
+def test_what_is_no_strength_is_refused(nats: object):
+    with pytest.raises(InputError, match=r"0\.01 to 0\.1"):
+        fsmap.LogTrace(nats)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1e9])
 def test_what_is_not_finite_does_not_enter_the_mean(bad: float):
     penalty, clean = fsmap.LogTrace(), fsmap.LogTrace()
@@ -221,10 +234,14 @@ def test_a_resumed_run_has_the_same_bits():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.parametrize("attached", [False, True])
 @pytest.mark.parametrize("every", [1, 2])
-def test_compiled_once_with_the_same_numbers(every: int, fresh_compiler: None):
+def test_compiled_once_with_the_same_numbers(every: int, attached: bool, fresh_compiler: None):
     counter = CompileCounter()
     plain, penalty = fsmap.LogTrace(), fsmap.LogTrace()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=0.0)
+    if attached:
+        penalty.attach(optimizer)
 
     @torch.compile(backend=counter, fullgraph=True)
     def step(R: Tensor) -> Tensor:
@@ -234,6 +251,7 @@ def test_compiled_once_with_the_same_numbers(every: int, fresh_compiler: None):
         given = torch.tensor(number, requires_grad=True)
         value = step(given)
         value.backward()
+        optimizer.step()
         assert (value.item(), given.grad.item()) == pytest.approx(call(plain, number, every=every))
     assert counter.frame_count == 1
     assert_close(dict(penalty.state_dict()), dict(plain.state_dict()))

@@ -253,7 +253,6 @@ class _Steps(hf.TrainerCallback):
                 for buffer in trace.buffers():
                     buffer.zero_()
             trace.detach()
-            optimizer = getattr(optimizer, "optimizer", optimizer)  # as accelerate wraps it
             if isinstance(optimizer, torch.optim.Optimizer):  # else each micro-batch is a step
                 trace.attach(optimizer)
 

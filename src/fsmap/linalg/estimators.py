@@ -30,6 +30,7 @@ from fsmap.functional import (
     NoiseReplay,
     State,
     accumulate,
+    check_differences,
     check_finite,
     check_params,
     check_points,
@@ -151,11 +152,13 @@ class Forward(Estimator):
     def at(self, site: Site, probe: Any) -> Pass:
         """The unperturbed pass comes first; all passes share their random layers."""
         f, params, x, _ = site
+        check_differences(f)
         device = next(iter(params.values())).device
         with torch.autocast(device.type, enabled=False):
             replay = NoiseReplay(f, params)
             out, state = run(f, params, x)
-            psi = {n: without_row(t, getattr(f, "padding", {}).get(n)) for n, t in probe.items()}
+            padding = getattr(f, "padding", {})
+            psi = {n: without_row(t, padding.get(n)) for n, t in probe.items()}
 
             def moved(scale: float) -> Tensor:
                 if scale == 0:

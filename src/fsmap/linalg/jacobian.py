@@ -39,6 +39,7 @@ from fsmap.functional import (
     Replacing,
     State,
     accumulate,
+    check_derivatives,
     detached,
     explain,
     flat,
@@ -177,6 +178,7 @@ def chunks(f: ModelFn, params: Params, x: Inputs) -> list[Inputs]:
 def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Tensor, State]:
     """One pass in forward mode: f(x) as f returns it, Jψ ``[S, K]``, the state of the pass."""
     check_replaceable(f, "forward")
+    check_derivatives("an estimate in forward mode")
 
     def call(p: Params) -> tuple[Tensor, State]:
         with SecondOrder(forward_mode=True):

@@ -9,6 +9,7 @@ While J is taken, :class:`fsmap.linalg.jacobian.SecondOrder` calls the functions
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -347,6 +348,21 @@ def embedding(
     return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
 
 
+BAG = list(inspect.signature(F.embedding_bag).parameters)
+
+
+def embedding_bag(*args: Any, **options: Any) -> Tensor:
+    """``F.embedding_bag`` of ``[B, L]``, which has neither forward mode nor a second derivative."""
+    given = options | dict(zip(BAG, args, strict=False))
+    mode, row, scales = (given.get(name) for name in ("mode", "padding_idx", "per_sample_weights"))
+    if mode == "max" or not given.get("offsets") is given.get("max_norm") is None:
+        return F.embedding_bag(**given)
+    input, weight = given["input"], given["weight"]
+    kept: Tensor = (input != (-1 if row is None else row % len(weight))).to(weight.dtype)  # [B, L]
+    rows = F.embedding(input, weight) * (kept if scales is None else kept * scales)[..., None]
+    return rows.sum(1) if mode == "sum" else rows.sum(1) / kept.sum(1, keepdim=True).clamp(min=1)
+
+
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """``F.hardsigmoid``, whose derivative has no derivative."""
     return (input / 6 + 0.5).clamp(0, 1)
@@ -410,7 +426,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     ),
 }
 REPLACED = _by_name(NAMES) | {F.batch_norm: batch_norm, F.instance_norm: instance_norm}
-REPLACED |= {F.embedding: embedding, F.dropout: dropout}
+REPLACED |= {F.embedding: embedding, F.embedding_bag: embedding_bag, F.dropout: dropout}
 WRONG = (
     "linalg_tensorsolve linalg_solve_ex _linalg_solve_ex triangular_solve _linalg_det "
     "_linalg_slogdet native_batch_norm _native_batch_norm_legit "

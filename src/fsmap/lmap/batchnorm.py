@@ -21,7 +21,7 @@ In J the statistics are constants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -160,8 +160,10 @@ def _adjusted(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
+def fresh_statistics(module: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
     """Context manager: a module in ``eval()`` mode with the BatchNorm statistics of some batches.
+
+    A batch is a tensor, a dict, or a list ``[x, y]`` of a DataLoader, of which x is taken.
 
     Running statistics are averages over the last dozen steps. At a high learning rate the weights
     have changed by then: held-out accuracy in ``eval()`` mode jumps by tens of percent from one
@@ -178,6 +180,8 @@ def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
         >>> model.running_mean, model.training
         (tensor([0.]), True)
     """
+    if isinstance(batches, Tensor):
+        raise InputError("batches must be a list of batches or a DataLoader; one batch is [x]")
     norms = [m for m in unfrozen(module) if m.track_running_stats]
     with unchanged(module):
         module.eval()
@@ -202,7 +206,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tensor]) -> None:
+def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Any]) -> None:
     momenta = [m.momentum for m in norms]
     for m in norms:
         m.reset_running_stats()
@@ -211,7 +215,8 @@ def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tenso
     x = None
     try:
         for x in batches:
-            module(x)
+            x = x[0] if isinstance(x, list | tuple) else x
+            module(**x) if isinstance(x, Mapping) else module(x)
     finally:
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum, m.training = momentum, False

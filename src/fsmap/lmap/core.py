@@ -221,7 +221,8 @@ def call_after_steps(
         raise InputError(f"attach takes a torch.optim.Optimizer, got {type(given).__name__}")
     if attached is not None:
         raise InputError("attached to an optimizer already. Call detach() first")
-    return optimizer.register_step_post_hook(lambda *_: call())
+    inner = getattr(optimizer, "optimizer", optimizer)  # as accelerate wraps it
+    return inner.register_step_post_hook(lambda *_: call())
 
 
 class Regularizer:

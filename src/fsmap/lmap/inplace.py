@@ -15,13 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import HALF, Functional, accumulate, check_points, flat, without_row
+from fsmap.functional import (
+    HALF,
+    Functional,
+    accumulate,
+    check_derivatives,
+    check_differences,
+    check_points,
+    flat,
+    without_row,
+)
 from fsmap.linalg.jacobian import resolve
 from fsmap.lmap.batchnorm import unchanged, unfrozen
 from fsmap.lmap.module import Penalty, is_zero
@@ -73,9 +82,14 @@ class InPlacePenalty(Penalty):
         inner = _unwrapped(module)
         super().__init__(inner, px, num_points=num_points, batchnorm=batchnorm, **options)
         self.options = self.regularizer.options
+        check_differences(self.regularizer.f)
         self.module = module
         self.f = Functional(module, self.options.forward)
         self._precision_checked = False
+
+    def __call__(self, *_: Any) -> NoReturn:
+        """Raise: R has no graph here."""
+        raise InputError("InPlacePenalty has no call: penalty.backward(lam) after loss.backward()")
 
     def backward(self, reg_strength: float | Tensor = 1.0) -> Tensor:
         """Add λ∇R to every ``.grad``, as ``(lam * R).backward()`` would.
@@ -88,6 +102,7 @@ class InPlacePenalty(Penalty):
             R of this rank's points, a number without history; 0 on steps that ``every`` leaves out.
         """
         check_strength(reg_strength)
+        check_derivatives("penalty.backward")
         reg, options = self.regularizer, self.options
         params = trainable(reg.module)
         like = next(iter(params.values()))
@@ -147,6 +162,7 @@ class InPlacePenalty(Penalty):
         probes = self.options.probes
         kept = {name: _local(p).detach().clone() for name, p in params.items()}
         psi: Params = {}
+        padding = self.regularizer.f.padding
         if not any(map(_is_sharded, params.values())):  # as LaplacianPenalty draws it
             psi = stream.psi(trainable(self.regularizer.module), probes)
         try:
@@ -155,7 +171,7 @@ class InPlacePenalty(Penalty):
                     # a rank never holds more than one sharded parameter whole
                     whole = torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape)
                     drawn = psi[name] if psi else stream.psi_of(name, whole, probes)
-                    one = without_row(drawn[probe], self.regularizer.f.padding.get(name))
+                    one = without_row(drawn[probe], padding.get(name))
                     _local(p).add_(_own_part(one, p), alpha=self.options.beta)
             _drop_gathered(self.module)
             yield

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnseenStatisticsWarning
-from fsmap.functional import accumulate, clock, seeded
+from fsmap.functional import accumulate, check_derivatives, clock, plain_points, seeded, tensor_of
 from fsmap.lmap.batchnorm import unchanged
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
@@ -89,6 +89,7 @@ def estimate_cost(
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, got {repeats}")
     _check_term(term, Wrapper, "estimate_cost")
+    check_derivatives("estimate_cost")
     reg = term.regularizer
     plain_pass = term.f.plain if isinstance(term, InPlacePenalty) else reg.f.plain
     objective = loss or (lambda out: accumulate(out).square().mean())
@@ -108,7 +109,7 @@ def estimate_cost(
             out, value = term(x, reg_strength=strength)
         else:
             out, value = plain_pass(x), term(strength)
-        (objective(out) + value).backward()
+        (objective(tensor_of(out)) + value).backward()
 
     device = next(p for p in reg.module.parameters() if p.requires_grad).device
     runs = (plain, lambda: with_term(0.0), lambda: with_term(1.0))
@@ -228,7 +229,7 @@ def suggest_strength(
         >>> round(found.R), round(found.choices[0.01], 5)
         (4, 0.00125)
     """
-    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+    value = float(loss.detach().mean() if isinstance(loss, Tensor) else loss)
     if not 0 < value < math.inf:
         raise InputError(
             f"loss must be positive and finite, got {value:g}. If your loss is a log-density that "
@@ -285,7 +286,7 @@ def _draws(term: LMAP | LaplacianPenalty, x: Inputs, draws: int) -> Tensor:
             for draw in range(draws):
                 reg.step = draw * reg.every
                 with reg.own_noise():
-                    found.append(reg(x if joint else None).R / reg.every)
+                    found.append(reg(plain_points(x) if joint else None).R / reg.every)
         return torch.stack(found).double().cpu()
     finally:
         reg.step = kept

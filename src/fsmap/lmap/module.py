@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from numbers import Real
 from typing import Any, Self, TypeVar, Unpack
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
-from fsmap.functional import accumulate, num_points, number, tensor_of
+from fsmap.functional import accumulate, num_points, number, plain_points, tensor_of
 from fsmap.lmap.compiling import Compiled
 from fsmap.lmap.core import Drawn, Regularizer, call_after_steps, first, uncompiled, write_back
 from fsmap.lmap.options import (
@@ -172,9 +172,7 @@ class LMAP(Term, nn.Module):
         if x is None or _more:
             raise InputError("lm takes one argument: lm({...}) for a dict, lm((x, y)) for a tuple")
         compiled = torch.compiler.is_dynamo_compiling()
-        if isinstance(x, Mapping | list):  # a BatchEncoding, or what a DataLoader returns
-            x = dict(x) if isinstance(x, Mapping) else tuple(x)
-        return self._forward(x, reg_strength, drawn, keywords, compiled)
+        return self._forward(plain_points(x), reg_strength, drawn, keywords, compiled)
 
     @uncompiled
     def _forward(
@@ -223,7 +221,7 @@ class LMAP(Term, nn.Module):
         ``lm(x, drawn=lm.draw(x))`` is ``lm(x)``. Draw outside a CUDA graph, copy into its inputs,
         and call ``lm(x, drawn=...)`` inside (:mod:`fsmap.train.capture`).
         """
-        return self.regularizer.draw(x)
+        return self.regularizer.draw(plain_points(x))
 
     def get_extra_state(self) -> Tensor:
         """The step, so that a resumed run draws what an uninterrupted one would."""
@@ -360,8 +358,8 @@ class LogTrace(nn.Module):
         self.register_buffer("first", torch.zeros((), dtype=torch.float32))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("sums", torch.zeros(3, dtype=torch.float32))
-        self._warned = False
-        self._hook: RemovableHandle | None = None
+        self._warned = self._attached = False
+        self._hook: RemovableHandle | None = None  # torch.compile cannot read it
         self._calls = self._idle = 0
 
     @property
@@ -372,7 +370,8 @@ class LogTrace(nn.Module):
     @nats.setter
     def nats(self, nats: float) -> None:
         given: object = nats
-        if not (isinstance(given, Real) and 0 <= float(given) < math.inf):
+        number = isinstance(given, Real) and not isinstance(given, bool)
+        if not (number and 0 <= float(nats) < math.inf):
             usual = "0.01 to 0.1 is usual"
             raise InputError(f"nats must be a number, at least 0 and finite, got {nats!r}; {usual}")
         self._nats = float(nats)
@@ -416,7 +415,7 @@ class LogTrace(nn.Module):
         denominator = torch.add(mean, first, alpha=SHARE)
         strength = torch.where(denominator > 0, self.nats / denominator, 0.0)
         value = self.nats * (now / (SHARE * first).clamp(min=1e-30)).log1p()
-        if counts and self._hook is None:
+        if counts and not self._attached:
             self._step(mean, first)
         if trains and not torch.compiler.is_compiling():
             self._warn(every, own, idle=every == 1 and not counts)
@@ -426,13 +425,14 @@ class LogTrace(nn.Module):
         """Count optimizer steps instead of calls; of a fused one also what GradScaler skips."""
         after = lambda: self._step(*self._means(*self.sums[:2]))  # noqa: E731
         self._hook = call_after_steps(optimizer, self._hook, after)
+        self._attached = True
         return self
 
     def detach(self) -> None:
         """Count calls again."""
         if self._hook is not None:
             self._hook.remove()
-        self._hook = None
+        self._hook, self._attached = None, False
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
@@ -440,7 +440,7 @@ class LogTrace(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy counts calls: no optimizer is attached to it."""
-        return {**self.__dict__, "_hook": None}
+        return {**self.__dict__, "_hook": None, "_attached": False}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LogTrace:
         """Move to another device; ``half()`` and the like leave the buffers in float32."""
@@ -452,6 +452,7 @@ class LogTrace(nn.Module):
 
     def _add(self, R: Tensor) -> tuple[Tensor, Tensor]:
         """Add a value of R to this step; returns the sum and number of values over all ranks."""
+        R = R.float()  # as the buffers: what is too large for them is inf
         valid = R.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         found = torch.stack([valid, (valid > 0).to(R.dtype), (valid != R).to(R.dtype)])
         dist = torch.distributed

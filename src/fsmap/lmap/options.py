@@ -104,7 +104,7 @@ class Options:
         if any(getattr(m, "_is_lmap", False) for m in module.modules()):
             message = "the module is, or contains, an LMAP already: give the model inside it"
             raise UnsupportedModuleError(message)
-        _, params = functional(module)
+        _, params = functional(module, forward=self.forward)
         found = [name for name, p in params.items() if p.is_complex()]
         if found:
             raise UnsupportedModuleError(f"{found[0]!r} is complex; R needs real parameters")

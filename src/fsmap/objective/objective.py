@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -537,6 +538,9 @@ def _positive_scalar(name: str, value: float | Tensor) -> Tensor:
     """A number > 0 as a tensor; a tensor is returned as it is, without a check."""
     if isinstance(value, Tensor):
         return value
+    given: object = value
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise InputError(f"{name} must be a number > 0, got {value!r}")
     scalar = torch.tensor(value, dtype=torch.float64)
     check_positive(name, scalar)
     return scalar

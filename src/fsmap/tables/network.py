@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from fsmap.errors import DivergedError, InputError
-from fsmap.functional import as_device
+from fsmap.functional import as_device, check_derivatives
 from fsmap.linalg.estimators import Jvp, evaluate
 from fsmap.linalg.jacobian import Site
 from fsmap.lmap.module import MEMORY
@@ -153,7 +153,8 @@ class Options:
         for name, usual in (("weight_decay", AUTO), ("reg_strength", AUTO), ("reg_nats", None)):
             value = getattr(self, name)
             automatic = isinstance(value, str | None) and value == usual
-            if not automatic and not (isinstance(value, Real) and 0 <= float(value) < math.inf):
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not automatic and not (number and 0 <= float(value) < math.inf):
                 _refuse(f"{name} must be {usual!r} or a finite number >= 0, got {value!r}")
         if self.reg_nats is not None and self.reg_strength != AUTO:
             _refuse("reg_strength and reg_nats both set the strength: give one of them")
@@ -176,6 +177,7 @@ def _refuse(message: str) -> None:
     raise InputError(message)
 
 
+@torch.enable_grad()
 def learn(
     x: Tensor, y: Tensor, options: Options, *, seed: int, progress: bool
 ) -> dict[str, Learned]:
@@ -184,6 +186,7 @@ def learn(
     ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
     options.check()
+    check_derivatives("training")
     folds = assign_folds(y, options.ensemble, seed)
     wanted = METHODS if options.method == AUTO else (options.method,)
     found = {}

@@ -25,6 +25,7 @@ from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError, di
 from fsmap.files import beside, exclusive, remove_partial
 from fsmap.functional import (
     Functional,
+    check_derivatives,
     check_points,
     detached,
     is_pointwise,
@@ -246,6 +247,7 @@ class Settings:
 
 def settings_of(f: object, steps: int, options: Mapping[str, Any]) -> Settings:
     """The settings of ``fit``; InputError for a module as ``f`` and for unknown options."""
+    check_derivatives("training")
     if isinstance(f, nn.Module):
         raise InputError("f is a module; it has to be: f, params = fsmap.functional(module)")
     if unknown := sorted(options.keys() - Options.__annotations__):

@@ -72,10 +72,20 @@ def square(x):
     return x.mT @ x + torch.eye(x.shape[-1])
 
 
+def last(x):
+    """The same numbers, channels last in memory."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
 COUPLED = {
     "batch_norm": (lambda x: F.batch_norm(x, None, None, W, W, training=True), (S, 6)),
     "torch_batch_norm": (lambda x: torch.batch_norm(x, W, W, *BATCH), (S, 6)),
     "batch_norm_2d": (lambda x: F.batch_norm(x, None, None, training=True), (S, 2, 3, 3)),
+    "group_norm_channels_last": (
+        lambda x: F.group_norm(last(x).sin(), 2, W[:4], W[:4]),
+        (S, 4, 3, 2),
+    ),
+    "torch_group_norm_channels_last": (lambda x: torch.group_norm(last(x).sin(), 2), (S, 4, 3, 2)),
     "weight_norm": (lambda x: torch._weight_norm(x, x[:, :1].sin(), 0), (S, 6)),
     "weight_norm_of_all": (lambda x: torch._weight_norm(x, x[0, 0].sin(), -1), (S, 6)),
     "solve": (lambda x: torch.linalg.solve(square(x), x.mT), (S, 6)),

@@ -261,6 +261,18 @@ def instance_norm(
     return normalize(input, list(range(2, input.ndim)), eps, weight, bias)[0].to(input.dtype)
 
 
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """``F.group_norm``, whose forward mode takes no channels-last inputs."""
+    return F.group_norm(input.contiguous(), num_groups, weight, bias, eps)
+
+
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     """``F.glu``; the forward-mode derivative of torch's has no derivative."""
     value, gate = input.chunk(2, dim)
@@ -396,7 +408,7 @@ def _by_name(table: dict[str, Callable[..., Any]]) -> dict[Callable[..., Any], C
     return found
 
 
-LAYERS = (layer_norm, glu, hardsigmoid, weight_norm, select_scatter)
+LAYERS = (layer_norm, group_norm, glu, hardsigmoid, weight_norm, select_scatter)
 SAME = (*LAYERS, slogdet, det, logdet, cholesky_inverse, householder_product)
 NAMES: dict[str, Callable[..., Any]] = {
     **{start + f.__name__: f for f in SAME for start in ("", "_", "linalg_")},

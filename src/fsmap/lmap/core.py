@@ -132,8 +132,7 @@ def evaluate(
     parts: tuple[Tensor, ...] = ()
     made_by, rebuild = f, None
     if x is not None:
-        records = frozen and any(m.training for m in bn.unfrozen(f.module))
-        with bn.recording(changes) if records else nullcontext():
+        with bn.recording(changes) if frozen and any(f.modes) else nullcontext():
             out, state = f.with_state(params, x, buffers)
         buffers, parts = state.buffers, state.parts
         rebuild = None if torch.compiler.is_compiling() else f.output

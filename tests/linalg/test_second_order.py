@@ -21,6 +21,7 @@ from fsmap.linalg.jacobian import SecondOrder
 
 S = 4
 BATCH = (None, None, True, 0.1, 1e-5, False)
+BAGS = torch.tensor([[0, 1, 3], [2, 2, 0], [3, 0, 1], [1, 1, 1]])
 aten = torch.ops.aten
 W = torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
 LAYERS = {
@@ -86,6 +87,13 @@ COUPLED = {
         (S, 4, 3, 2),
     ),
     "torch_group_norm_channels_last": (lambda x: torch.group_norm(last(x).sin(), 2), (S, 4, 3, 2)),
+    "embedding_bag": (lambda x: F.embedding_bag(BAGS, x.sin()), (S, 6)),
+    "embedding_bag_sum": (lambda x: F.embedding_bag(BAGS, x.sin(), mode="sum"), (S, 6)),
+    "embedding_bag_max": (lambda x: F.embedding_bag(BAGS, x.sin(), mode="max"), (S, 6)),
+    "embedding_bag_weights": (
+        lambda x: F.embedding_bag(BAGS, x, mode="sum", per_sample_weights=x[:, :3].cos()),
+        (S, 6),
+    ),
     "weight_norm": (lambda x: torch._weight_norm(x, x[:, :1].sin(), 0), (S, 6)),
     "weight_norm_of_all": (lambda x: torch._weight_norm(x, x[0, 0].sin(), -1), (S, 6)),
     "solve": (lambda x: torch.linalg.solve(square(x), x.mT), (S, 6)),
@@ -268,6 +276,18 @@ def test_half_precision_and_autocast_return_what_torch_returns(dtype, device):
         assert found.dtype == expected.dtype
         assert device == "cuda" or found.dtype == dtype  # autocast on a GPU gives float32
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_bags_of_several_sizes_are_torchs():
+    weight, indices = draws((5, 3))[0], torch.tensor([0, 4, 2, 2, 3])
+    for more in ({"offsets": torch.tensor([0, 2])}, {"offsets": torch.tensor([0, 0, 3])}):
+        expected = F.embedding_bag(indices, weight, **more)
+        with SecondOrder():
+            assert torch.equal(F.embedding_bag(indices, weight, **more), expected)
+    for padding in (None, 1):
+        expected = F.embedding_bag(BAGS, weight, padding_idx=padding)
+        with SecondOrder():
+            assert torch.allclose(F.embedding_bag(BAGS, weight, padding_idx=padding), expected)
 
 
 def test_padding_of_an_embedding_is_constant(seeded):

@@ -359,6 +359,20 @@ def embedding(
     return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
 
 
+def embedding_bag(input: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor:
+    """``F.embedding_bag``, which has one derivative, of bags of the same size."""
+    names = "offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights"
+    given = dict(zip((*names.split(), "last", "padding_idx"), args, strict=False)) | options
+    means: dict[str, Callable[..., Tensor]]
+    means = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}
+    mean, scale = means.get(given.get("mode", "mean")), given.get("per_sample_weights")
+    rare = [given.get(name) is not None for name in ("offsets", "max_norm", "padding_idx")]
+    if mean is None or input.ndim != 2 or any(rare):
+        return F.embedding_bag(input, weight, *args, **options)
+    rows = F.embedding(input, weight)
+    return mean(rows if scale is None else rows * scale[..., None], 1)
+
+
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """``F.hardsigmoid``, whose derivative has no derivative."""
     return (input / 6 + 0.5).clamp(0, 1)
@@ -422,7 +436,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     ),
 }
 REPLACED = _by_name(NAMES) | {F.batch_norm: batch_norm, F.instance_norm: instance_norm}
-REPLACED |= {F.embedding: embedding, F.dropout: dropout}
+REPLACED |= {F.embedding: embedding, F.embedding_bag: embedding_bag, F.dropout: dropout}
 WRONG = (
     "linalg_tensorsolve linalg_solve_ex _linalg_solve_ex triangular_solve _linalg_det "
     "_linalg_slogdet native_batch_norm _native_batch_norm_legit "

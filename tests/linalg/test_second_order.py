@@ -290,6 +290,29 @@ def test_bags_of_several_sizes_are_torchs():
             assert torch.allclose(F.embedding_bag(BAGS, weight, padding_idx=padding), expected)
 
 
+@pytest.mark.parametrize("grouped", [F.grouped_mm, torch._grouped_mm, aten._grouped_mm.default])
+@pytest.mark.parametrize("ends", [[1, 1, 5], [0, 2, 4], [5, 5, 5]])
+def test_products_of_groups(grouped, ends, seeded):
+    """Mixtures of experts: with forward mode, and the values and gradients of torch's."""
+    a = torch.randn(5, 4, dtype=torch.float32, requires_grad=True)
+    b = torch.randn(3, 4, 8, dtype=torch.float32, requires_grad=True)
+    ends, n = torch.tensor(ends, dtype=torch.int32), ends[-1]
+    found = []
+    for context in (torch.enable_grad, SecondOrder):
+        with context():
+            out = grouped(a, b, offs=ends)[:n]  # what is behind the last group is undefined
+        of_a, of_b = torch.autograd.grad(out.sin().sum(), (a, b))
+        found.append((out, of_a[:n], of_b))
+    torch.testing.assert_close(*found)
+    psi = torch.randn_like(a), torch.randn_like(b)
+    with SecondOrder():
+        tangent = jvp(lambda a, b: grouped(a, b, offs=ends)[:n].sin(), (a, b), psi)[1]
+    gates = torch.searchsorted(ends, torch.arange(n, dtype=torch.int32), right=True)
+    slow = jvp(lambda a, b: (a[:n, None] @ b[gates])[:, 0].sin(), (a, b), psi)[1]
+    gradients = [torch.autograd.grad(t.square().sum(), (a, b)) for t in (tangent, slow)]
+    torch.testing.assert_close((tangent, *gradients[0]), (slow, *gradients[1]))
+
+
 def test_padding_of_an_embedding_is_constant(seeded):
     net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 1))
     f, params = fsmap.functional(net)

@@ -373,6 +373,24 @@ def embedding_bag(input: Tensor, weight: Tensor, *args: Any, **options: Any) -> 
     return mean(rows if scale is None else rows * scale[..., None], 1)
 
 
+def grouped_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``F.grouped_mm``, which has no forward mode, of rows in groups: a product per group."""
+    rare = (mat_a.ndim, mat_b.ndim) != (2, 3) or bias is not None or out_dtype is not None
+    if offs is None or rare:
+        return F.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
+    sizes = offs.diff(prepend=offs.new_zeros(1)).tolist()
+    groups = mat_a[: sum(sizes)].split(sizes)
+    with torch.autocast(mat_a.device.type, enabled=False):
+        out = torch.cat([a @ b for a, b in zip(groups, mat_b, strict=True)])
+    return F.pad(out, (0, 0, 0, len(mat_a) - len(out)))
+
+
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """``F.hardsigmoid``, whose derivative has no derivative."""
     return (input / 6 + 0.5).clamp(0, 1)
@@ -431,6 +449,8 @@ NAMES: dict[str, Callable[..., Any]] = {
     "native_layer_norm": _native_layer_norm,
     "linalg_solve": solve,
     "orgqr": householder_product,
+    "grouped_mm": grouped_mm,
+    "_grouped_mm": grouped_mm,
     "embedding": lambda weight, indices, padding_idx=-1, *_: embedding(
         indices, weight, padding_idx if padding_idx >= 0 else None
     ),

@@ -266,7 +266,11 @@ def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
         raw, transpose, _ = vjp(f, params, x)
         out = flat(raw, x)
         each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
-        grads = vmap(transpose)(each)  # [SK, ...] each
+        try:
+            grads = vmap(transpose)(each)  # [SK, ...] each
+        except RuntimeError:  # a function that vmap does not know, such as a sparse product
+            rows = [transpose(u) for u in each]
+            grads = {n: torch.stack([row[n] for row in rows]) for n in params}
     blocks = [Block((n,), g.reshape(*out.shape, 1, -1)) for n, g in grads.items()]
     return Factors(tuple(params), blocks, out)
 

@@ -459,7 +459,7 @@ REPLACED = _by_name(NAMES) | {F.batch_norm: batch_norm, F.instance_norm: instanc
 REPLACED |= {F.embedding: embedding, F.embedding_bag: embedding_bag, F.dropout: dropout}
 WRONG = (
     "linalg_tensorsolve linalg_solve_ex _linalg_solve_ex triangular_solve _linalg_det "
-    "_linalg_slogdet native_batch_norm _native_batch_norm_legit "
+    "_linalg_slogdet linalg_eigh _linalg_eigh native_batch_norm _native_batch_norm_legit "
     "_native_batch_norm_legit_functional scatter_reduce scatter_reduce_"
 )
 REFUSED = _by_name({name: _refuse(name) for name in WRONG.split()})

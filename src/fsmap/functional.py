@@ -601,10 +601,10 @@ def differentiable_attention() -> Iterator[None]:
 
 
 RECOMPUTES = (
-    "the model uses activation checkpointing or saved-tensor hooks: a pass at given parameters "
-    "would be recomputed in the backward pass with the module's own, and its gradient would be "
-    "wrong without an error. Switch checkpointing off for this model, or use fsmap.InPlacePenalty, "
-    "which moves the parameters themselves."
+    "the model uses activation checkpointing, reversible layers or saved-tensor hooks: a pass at "
+    "given parameters would be recomputed in the backward pass with the module's own, and its "
+    "gradient would be wrong without an error. Switch checkpointing off for this model, or use "
+    "fsmap.InPlacePenalty, which moves the parameters themselves."
 )
 
 
@@ -625,14 +625,14 @@ def no_recomputation() -> Iterator[None]:
 
 
 def check_not_recomputed(out: Any) -> None:
-    """Raise if the graph of an output holds a reentrant checkpoint."""
+    """Raise if the graph of an output holds a reentrant checkpoint or a reversible layer."""
     nodes, visited = [getattr(out, "grad_fn", None)], set()
     while nodes:
         node = nodes.pop()
         if node is None or node in visited:
             continue
         visited.add(node)
-        if type(node).__name__ == "CheckpointFunctionBackward":
+        if re.search("Checkpoint|Reversible", type(node).__name__):  # of Reformer, RevNets
             raise UnsupportedModuleError(RECOMPUTES)
         nodes.extend(parent for parent, _ in node.next_functions)
 

@@ -102,6 +102,40 @@ def test_a_module_without_forward_mode_is_named(seeded):
         jvp(f, params, x, {n: p.detach() for n, p in params.items()})
 
 
+COUPLED = {
+    "to the first point": lambda x: x - x[:1].sin(),
+    "to those before": lambda x: x.cumsum(0),
+    "to the mean": lambda x: x - x.mean(0),
+}
+
+
+@pytest.mark.parametrize("coupled", COUPLED.values(), ids=COUPLED)
+def test_points_that_depend_on_each_other_are_one_batch(coupled, seeded):
+    """Taken one by one they would have another J; the first point may not notice."""
+    forward = lambda m, x: coupled(m[0](x).tanh())  # noqa: E731
+    f, params = fsmap.functional(nn.Sequential(nn.Linear(2, 3)), forward=forward)
+    x = torch.randn(4, 2)
+    jac = oracles.jacobian_slow(f, params, x)
+    torch.testing.assert_close(jacobian(f, params, x), jac)
+    exact = fsmap.trace(f, params, x, method="exact").value
+    torch.testing.assert_close(exact, jac.square().sum() / 4)
+
+
+def test_functions_without_a_rule_for_vmap(seeded):
+    """Such as the product with a sparse matrix: one reverse pass per output instead."""
+    mixing = torch.eye(3).roll(1, 0).to_sparse()
+    forward = lambda m, x: torch.sparse.mm(mixing, m[0](x).tanh().T).T  # noqa: E731
+    f, params = fsmap.functional(nn.Sequential(nn.Linear(2, 3)), forward=forward)
+    x = torch.randn(4, 2)
+    torch.testing.assert_close(jacobian(f, params, x), oracles.jacobian_slow(f, params, x))
+    plain = fsmap.functional(f.module, forward=lambda m, x: m[0](x).tanh().roll(1, 1))[0]
+    found = []
+    for g in (f, plain):
+        value = fsmap.trace(g, params, x, method="exact").value
+        found.append((value, *torch.autograd.grad(value, list(params.values()))))
+    torch.testing.assert_close(*found)
+
+
 class OldFunction(torch.autograd.Function):
     """Written before torch.func: it cannot be used inside its transforms."""
 

@@ -22,6 +22,7 @@ from fsmap.linalg.jacobian import SecondOrder
 
 S = 4
 BATCH = (None, None, True, 0.1, 1e-5, False)
+BAGS = torch.tensor([[0, 1, 3], [2, 2, 0], [3, 0, 1], [1, 1, 1]])
 aten = torch.ops.aten
 W = torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
 LAYERS = {
@@ -73,10 +74,27 @@ def square(x):
     return x.mT @ x + torch.eye(x.shape[-1])
 
 
+def last(x):
+    """The same numbers, channels last in memory."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
 COUPLED = {
     "batch_norm": (lambda x: F.batch_norm(x, None, None, W, W, training=True), (S, 6)),
     "torch_batch_norm": (lambda x: torch.batch_norm(x, W, W, *BATCH), (S, 6)),
     "batch_norm_2d": (lambda x: F.batch_norm(x, None, None, training=True), (S, 2, 3, 3)),
+    "group_norm_channels_last": (
+        lambda x: F.group_norm(last(x).sin(), 2, W[:4], W[:4]),
+        (S, 4, 3, 2),
+    ),
+    "torch_group_norm_channels_last": (lambda x: torch.group_norm(last(x).sin(), 2), (S, 4, 3, 2)),
+    "embedding_bag": (lambda x: F.embedding_bag(BAGS, x.sin()), (S, 6)),
+    "embedding_bag_sum": (lambda x: F.embedding_bag(BAGS, x.sin(), mode="sum"), (S, 6)),
+    "embedding_bag_max": (lambda x: F.embedding_bag(BAGS, x.sin(), mode="max"), (S, 6)),
+    "embedding_bag_weights": (
+        lambda x: F.embedding_bag(BAGS, x, mode="sum", per_sample_weights=x[:, :3].cos()),
+        (S, 6),
+    ),
     "weight_norm": (lambda x: torch._weight_norm(x, x[:, :1].sin(), 0), (S, 6)),
     "weight_norm_of_all": (lambda x: torch._weight_norm(x, x[0, 0].sin(), -1), (S, 6)),
     "solve": (lambda x: torch.linalg.solve(square(x), x.mT), (S, 6)),
@@ -261,6 +279,41 @@ def test_half_precision_and_autocast_return_what_torch_returns(dtype, device):
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
+def test_bags_of_several_sizes_are_torchs():
+    weight, indices = draws((5, 3))[0], torch.tensor([0, 4, 2, 2, 3])
+    for more in ({"offsets": torch.tensor([0, 2])}, {"offsets": torch.tensor([0, 0, 3])}):
+        expected = F.embedding_bag(indices, weight, **more)
+        with SecondOrder():
+            assert torch.equal(F.embedding_bag(indices, weight, **more), expected)
+    for padding in (None, 1):
+        expected = F.embedding_bag(BAGS, weight, padding_idx=padding)
+        with SecondOrder():
+            assert torch.allclose(F.embedding_bag(BAGS, weight, padding_idx=padding), expected)
+
+
+@pytest.mark.parametrize("grouped", [F.grouped_mm, torch._grouped_mm, aten._grouped_mm.default])
+@pytest.mark.parametrize("ends", [[1, 1, 5], [0, 2, 4], [5, 5, 5]])
+def test_products_of_groups(grouped, ends, seeded):
+    """Mixtures of experts: with forward mode, and the values and gradients of torch's."""
+    a = torch.randn(5, 4, dtype=torch.float32, requires_grad=True)
+    b = torch.randn(3, 4, 8, dtype=torch.float32, requires_grad=True)
+    ends, n = torch.tensor(ends, dtype=torch.int32), ends[-1]
+    found = []
+    for context in (torch.enable_grad, SecondOrder):
+        with context():
+            out = grouped(a, b, offs=ends)[:n]  # what is behind the last group is undefined
+        of_a, of_b = torch.autograd.grad(out.sin().sum(), (a, b))
+        found.append((out, of_a[:n], of_b))
+    torch.testing.assert_close(*found)
+    psi = torch.randn_like(a), torch.randn_like(b)
+    with SecondOrder():
+        tangent = jvp(lambda a, b: grouped(a, b, offs=ends)[:n].sin(), (a, b), psi)[1]
+    gates = torch.searchsorted(ends, torch.arange(n, dtype=torch.int32), right=True)
+    slow = jvp(lambda a, b: (a[:n, None] @ b[gates])[:, 0].sin(), (a, b), psi)[1]
+    gradients = [torch.autograd.grad(t.square().sum(), (a, b)) for t in (tangent, slow)]
+    torch.testing.assert_close((tangent, *gradients[0]), (slow, *gradients[1]))
+
+
 def test_padding_of_an_embedding_is_constant(seeded):
     net = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 1))
     f, params = fsmap.functional(net)
@@ -322,6 +375,7 @@ WRONG = {
     "solve_ex": lambda A: torch.linalg.solve_ex(A, A.sin())[0],
     "triangular_solve": lambda A: torch.triangular_solve(A.sin(), A)[0],
     "_linalg_slogdet": lambda A: aten._linalg_slogdet.default(A)[1],
+    "linalg_eigh": lambda A: torch.linalg.eigh(A)[1].abs(),  # its gradient is NaN
     "native_batch_norm": lambda A: torch.native_batch_norm(A, *BATCH[:2], *BATCH[:5])[0][0],
     "scatter_reduce": lambda A: A.cos().scatter_reduce(1, A.argsort(), A, reduce="prod"),
 }

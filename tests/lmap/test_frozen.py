@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fsmap
@@ -162,6 +163,62 @@ def test_autocast_on_a_cpu_keeps_forward_mode(stands_still: bool) -> None:
         grads = [p.grad.flatten() for p in net.parameters() if p.grad is not None]
         gradients.append(torch.cat(grads))
     assert (gradients[1] - gradients[0]).norm() < 0.1 * gradients[0].norm()
+
+
+class Standardized(nn.Conv2d):
+    """A weight that ``F.batch_norm`` standardizes, as in BiT."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.reshape(1, len(self.weight), -1)
+        weight = F.batch_norm(weight, None, None, training=True)
+        return F.conv2d(x, weight.reshape_as(self.weight), self.bias)
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("others", ["no BatchNorm", "BatchNorm"])
+def test_standardized_weights_follow_the_parameters(others: str) -> None:
+    """Their statistics are those of the weights at each θ, and not of a batch."""
+    net, x = images(), batch()
+    net[1] = Standardized(1, 3, 2)
+    if others == "no BatchNorm":
+        for i, layer in enumerate(net):
+            if isinstance(layer, nn.BatchNorm2d):
+                net[i] = nn.GroupNorm(1, layer.num_features)
+    reference, before = follow_slow(net, x, training=True), copy.deepcopy(net)
+    value = frozen(net)(x)[1]
+    before(x)
+    value.backward()
+    assert value.item() == pytest.approx(definition(before), rel=1e-10)
+    wanted = follow_gradient(
+        before, "jvp", lambda other: follow_slow(other, x, reference, training=True)
+    )
+    for name, p in net.named_parameters():
+        got = torch.zeros_like(p) if p.grad is None else p.grad
+        torch.testing.assert_close(got, wanted[name], rtol=1e-7, atol=1e-7, msg=name)
+
+
+class Own(nn.Module):
+    """BatchNorm that is no subclass of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("var", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.mean, self.var, training=self.training)
+
+
+def test_a_layer_of_another_class_is_one_of_torch_s() -> None:
+    found = []
+    for layer in (nn.BatchNorm2d(3, affine=False), Own()):
+        net = images()
+        net[2] = layer
+        net[5] = net[0] = nn.Identity()
+        value = frozen(net)(batch())[1]
+        value.backward()
+        found.append((value, net[1].weight.grad))
+    torch.testing.assert_close(found[0], found[1])
 
 
 def test_more_calls_at_evaluation_points_are_refused() -> None:

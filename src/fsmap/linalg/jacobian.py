@@ -268,7 +268,11 @@ def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
         raw, transpose, _ = vjp(f, params, x)
         out = flat(raw, x)
         each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
-        grads = vmap(transpose)(each)  # [SK, ...] each
+        try:
+            grads = vmap(transpose)(each)  # [SK, ...] each
+        except RuntimeError:  # a function that vmap does not know, such as a sparse product
+            rows = [transpose(u) for u in each]
+            grads = {n: torch.stack([row[n] for row in rows]) for n in params}
     blocks = [Block((n,), g.reshape(*out.shape, 1, -1)) for n, g in grads.items()]
     return Factors(tuple(params), blocks, out)
 
@@ -448,7 +452,7 @@ _recorded: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def alone(f: ModelFn, params: Params, x: Inputs) -> bool:
-    """Whether the output at the first point is the same with other points after it; cached."""
+    """Whether outputs are the same with other points, and in another order; cached."""
     if not is_pointwise(f) or num_points(x) == 1 or torch.compiler.is_compiling():
         return is_pointwise(f)
     known, key = _recorded_of(getattr(f, "_call", f)), (alone, getattr(f, "modes", ()))
@@ -457,7 +461,9 @@ def alone(f: ModelFn, params: Params, x: Inputs) -> bool:
             out = outputs(f, params, x)
             try:
                 repeated = tree_map(lambda t: t[:1].repeat_interleave(len(t), 0), x)
-                change = number((outputs(f, params, repeated) - out)[0].norm())
+                backwards = outputs(f, params, tree_map(lambda t: t.flip(0), x)).flip(0)
+                changes = torch.cat([outputs(f, params, repeated)[:1] - out[:1], backwards - out])
+                change = number(changes.norm(dim=1).max())
             except InputError:  # such as a factorization of equal points
                 change = math.nan
         size = number(out.norm(dim=1).mean())

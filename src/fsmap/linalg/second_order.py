@@ -262,6 +262,18 @@ def instance_norm(
     return normalize(input, list(range(2, input.ndim)), eps, weight, bias)[0].to(input.dtype)
 
 
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """``F.group_norm``, whose forward mode takes no channels-last inputs."""
+    return F.group_norm(input.contiguous(), num_groups, weight, bias, eps)
+
+
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     """``F.glu``; the forward-mode derivative of torch's has no derivative."""
     value, gate = input.chunk(2, dim)
@@ -363,6 +375,24 @@ def embedding_bag(*args: Any, **options: Any) -> Tensor:
     return rows.sum(1) if mode == "sum" else rows.sum(1) / kept.sum(1, keepdim=True).clamp(min=1)
 
 
+def grouped_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``F.grouped_mm``, which has no forward mode, of rows in groups: a product per group."""
+    rare = (mat_a.ndim, mat_b.ndim) != (2, 3) or bias is not None or out_dtype is not None
+    if offs is None or rare:
+        return F.grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
+    sizes = offs.diff(prepend=offs.new_zeros(1)).tolist()
+    groups = mat_a[: sum(sizes)].split(sizes)
+    with torch.autocast(mat_a.device.type, enabled=False):
+        out = torch.cat([a @ b for a, b in zip(groups, mat_b, strict=True)])
+    return F.pad(out, (0, 0, 0, len(mat_a) - len(out)))
+
+
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """``F.hardsigmoid``, whose derivative has no derivative."""
     return (input / 6 + 0.5).clamp(0, 1)
@@ -412,7 +442,7 @@ def _by_name(table: dict[str, Callable[..., Any]]) -> dict[Callable[..., Any], C
     return found
 
 
-LAYERS = (layer_norm, glu, hardsigmoid, weight_norm, select_scatter)
+LAYERS = (layer_norm, group_norm, glu, hardsigmoid, weight_norm, select_scatter)
 SAME = (*LAYERS, slogdet, det, logdet, cholesky_inverse, householder_product)
 NAMES: dict[str, Callable[..., Any]] = {
     **{start + f.__name__: f for f in SAME for start in ("", "_", "linalg_")},
@@ -421,6 +451,8 @@ NAMES: dict[str, Callable[..., Any]] = {
     "native_layer_norm": _native_layer_norm,
     "linalg_solve": solve,
     "orgqr": householder_product,
+    "grouped_mm": grouped_mm,
+    "_grouped_mm": grouped_mm,
     "embedding": lambda weight, indices, padding_idx=-1, *_: embedding(
         indices, weight, padding_idx if padding_idx >= 0 else None
     ),
@@ -429,7 +461,7 @@ REPLACED = _by_name(NAMES) | {F.batch_norm: batch_norm, F.instance_norm: instanc
 REPLACED |= {F.embedding: embedding, F.embedding_bag: embedding_bag, F.dropout: dropout}
 WRONG = (
     "linalg_tensorsolve linalg_solve_ex _linalg_solve_ex triangular_solve _linalg_det "
-    "_linalg_slogdet native_batch_norm _native_batch_norm_legit "
+    "_linalg_slogdet linalg_eigh _linalg_eigh native_batch_norm _native_batch_norm_legit "
     "_native_batch_norm_legit_functional scatter_reduce scatter_reduce_"
 )
 REFUSED = _by_name({name: _refuse(name) for name in WRONG.split()})

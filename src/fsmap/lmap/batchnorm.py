@@ -54,7 +54,7 @@ def recording(changes: list[Change]) -> Replacing:
 
     def batch_norm(*args: Any, **options: Any) -> Tensor:
         call = BatchNorm(*args, **options)
-        if call.training:
+        if call.training and call.running_mean is not None:
             changes.append(_change(call.input, call.eps))
         return F.batch_norm(*call)
 
@@ -84,6 +84,8 @@ class FrozenStatistics(Wrapped):
 
         def batch_norm(*args: Any, **options: Any) -> Tensor:
             call = BatchNorm(*args, **options)
+            if call.running_mean is None:  # no layer of batches, but a standardized weight
+                return F.batch_norm(*call)
             if not (call.training and torch.is_grad_enabled()):
                 return call.fixed()
             if given is None:

@@ -134,7 +134,7 @@ def evaluate(
     parts: tuple[Tensor, ...] = ()
     made_by, rebuild = f, None
     if x is not None:
-        records = frozen and any(m.training for m in bn.unfrozen(f.module))
+        records = frozen and any(name.endswith("running_mean") for name in buffers)
         with bn.recording(changes) if records else nullcontext():
             try:
                 out, state = f.with_state(params, x, buffers)

@@ -624,8 +624,8 @@ def capturing(device: torch.device) -> bool:
 
 
 def number(tensor: Tensor) -> float | None:
-    """The value of a 0-dimensional tensor, or None under vmap or graph capture."""
-    if capturing(tensor.device):
+    """The value of a 0-dimensional tensor, or None under vmap, in a compiled or captured graph."""
+    if torch.compiler.is_compiling() or capturing(tensor.device):
         return None
     try:
         return float(tensor.detach())

@@ -222,6 +222,26 @@ def test_every_way_to_compile(way: Callable[[fsmap.LMAP], Any], mode: str) -> No
     assert (entry if way is around else lm).step == 1 + (way is around)
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "weights": {"metric": fsmap.metric.Weights(lambda x: x.square().mean(1))},
+    "fisher": {"metric": fsmap.metric.SoftmaxFisher()},
+    "matrix": {"metric": fsmap.metric.Output(torch.diag(torch.arange(1.0, 5.0)))},
+}
+
+
+@pytest.mark.parametrize("mode", ["joint", "frozen"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_metrics_compile(name: str, mode: str) -> None:
+    """A FallbackWarning is an error."""
+    net, options = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 4)), OPTIONS[name]
+    lm = fsmap.LMAP(net, torch.randn(S, 3), num_points=S, batchnorm=mode, **options)
+    x = torch.randn(B, 3)
+    wanted = measured(lm, net, x)
+    lm.step = 0
+    lm.compile(backend="aot_eager")
+    near(measured(lm, net, x), wanted, 1e-10)
+
+
 def test_dropout_draws_as_the_eager_pass() -> None:
     net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 2))
     x, found = torch.randn(B, 3), []

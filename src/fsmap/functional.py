@@ -139,10 +139,6 @@ class Functional:
                 f"{unknown or 'an empty one'}; known: {known[:6]}{' ...' if len(known) > 6 else ''}"
             )
 
-    def tensor(self, module: nn.Module, x: Inputs) -> Tensor:
-        """The output tensor of a call of another module, by the same ``forward``."""
-        return tensor_of(self._call._forward_fn(module, x))
-
     def plain(self, x: Inputs) -> Tensor:
         """The tensor of an ordinary call, hooks and running statistics included."""
         return tensor_of(self._call(x))

@@ -223,7 +223,9 @@ def test_every_way_to_compile(way: Callable[[fsmap.LMAP], Any], mode: str) -> No
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
+    "outputs": {"outputs": 2},
     "weights": {"metric": fsmap.metric.Weights(lambda x: x.square().mean(1))},
+    "weights and outputs": {"metric": fsmap.metric.Weights(lambda x: x[:, 0] ** 2), "outputs": 2},
     "fisher": {"metric": fsmap.metric.SoftmaxFisher()},
     "matrix": {"metric": fsmap.metric.Output(torch.diag(torch.arange(1.0, 5.0)))},
 }
@@ -231,7 +233,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("mode", ["joint", "frozen"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_metrics_compile(name: str, mode: str) -> None:
+def test_outputs_and_metrics_compile(name: str, mode: str) -> None:
     """A FallbackWarning is an error."""
     net, options = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 4)), OPTIONS[name]
     lm = fsmap.LMAP(net, torch.randn(S, 3), num_points=S, batchnorm=mode, **options)

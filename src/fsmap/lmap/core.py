@@ -53,7 +53,7 @@ from fsmap.linalg.jacobian import Metric, Site
 from fsmap.linalg.metric import Weights
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import Compiled
-from fsmap.lmap.options import Options, Outputs, SomeOutputs, trainable
+from fsmap.lmap.options import OnlyRows, Options, Outputs, SomeOutputs, trainable
 from fsmap.px import Stream, sample
 from fsmap.types import Inputs, Params
 
@@ -140,7 +140,7 @@ def evaluate(
     share = 1.0
     if drawn.rows is not None:
         assert outputs is not None
-        f, share = outputs.only(f, drawn.rows), outputs.size / len(drawn.rows)
+        f, share = OnlyRows(f, outputs.head, drawn.rows), outputs.size / len(drawn.rows)
     if frozen:
         f = bn.FrozenStatistics(f, None if x is None else changes)
     with noise():
@@ -359,7 +359,7 @@ class Regularizer:
             evaluation = _joined(x, evaluation)
         elif rows is not None:
             assert self._outputs is not None
-            f = self._outputs.only(f, rows)
+            f = OnlyRows(f, self._outputs.head, rows)
         site = Site(f, params, evaluation, options.metric)
         found: Probes = options.estimator.draw(stream, site, options.probes)
         return found

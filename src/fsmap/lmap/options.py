@@ -19,9 +19,11 @@ from fsmap.functional import (
     Forward,
     Functional,
     NoiseReplay,
+    Replacing,
+    State,
+    Wrapped,
     functional,
     number,
-    replaced_forward,
     run,
 )
 from fsmap.linalg.estimators import Estimator, by_name
@@ -196,6 +198,8 @@ class Outputs(NamedTuple):
                     stack.enter_context(keep)
             out = run(f, params, x)[0]
         heads = [n for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
+        weights = [m.weight for m in layers.values()]
+        heads = [n for n in heads if sum(w is layers[n].weight for w in weights) == 1]
         return cls(int(out.shape[-1]), heads[0] if heads else None)
 
     def draw(self, num: int, stream: Stream) -> Tensor:
@@ -203,23 +207,31 @@ class Outputs(NamedTuple):
         source = generator(stream.seed, stream.step, "outputs")
         return torch.randperm(self.size, generator=source, device=source.device)[:num].sort().values
 
-    def only(self, f: Functional, rows: Tensor) -> Functional:
-        """The model with only some outputs, ``[S, ..., k]``: rows of its last layer, if known."""
 
-        def some(module: nn.Module, x: Inputs) -> Tensor:
-            if self.head is None:
-                return f.tensor(module, x)[..., rows]
-            layer = module.get_submodule(self.head)
-            assert isinstance(layer, nn.Linear)
+class OnlyRows(Wrapped):
+    """A model with only some outputs, ``[S, ..., k]``: rows of its last layer, if known."""
 
-            def forward(h: Tensor) -> Tensor:
-                bias: Tensor | None = layer.bias
-                return F.linear(h, layer.weight[rows], None if bias is None else bias[rows])
+    def __init__(self, f: Functional, head: str | None, rows: Tensor) -> None:
+        super().__init__(f)
+        self._layer = None if head is None else f.module.get_submodule(head)
+        self._rows = rows
 
-            with replaced_forward(layer, forward):
-                return f.tensor(module, x)
+    def with_state(
+        self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None = None
+    ) -> tuple[Tensor, State]:
+        """As :meth:`Functional.with_state`."""
+        layer, rows = self._layer, self._rows
+        if layer is None:
+            out, state = self.inner.with_state(params, x, buffers)
+            return out[..., rows], state
 
-        return Functional(f.module, some)
+        def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            if weight is layer.weight:
+                weight, bias = weight[rows], None if bias is None else bias[rows]
+            return F.linear(input, weight, bias)
+
+        with Replacing({F.linear: linear}):  # torch.compile traces no exchanged forward method
+            return self.inner.with_state(params, x, buffers)
 
 
 class SomeOutputs(NamedTuple):

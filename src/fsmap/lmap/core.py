@@ -42,6 +42,7 @@ from fsmap.functional import (
     concat_points,
     count,
     is_random,
+    move_points,
     num_points,
     number,
     seeded,
@@ -331,7 +332,7 @@ class Regularizer:
             if self._outputs is None:
                 self._outputs = Outputs.of(self.f, params, evaluation)
             if options.outputs < self._outputs.size:
-                rows = self._outputs.draw(options.outputs, stream).to(device)
+                rows = move_points(self._outputs.draw(options.outputs, stream), device)
         return Drawn(evaluation, self.probes(x, evaluation, params, rows), rows)
 
     def psi_dtype(self, device: torch.device) -> torch.dtype:

@@ -143,10 +143,6 @@ class Functional:
                 f"{unknown or 'an empty one'}; known: {known[:6]}{' ...' if len(known) > 6 else ''}"
             )
 
-    def tensor(self, module: nn.Module, x: Inputs) -> Tensor:
-        """The output tensor of a call of another module, by the same ``forward``."""
-        return tensor_of(self._call._forward_fn(module, x))
-
     def plain(self, x: Inputs) -> Tensor:
         """The tensor of an ordinary call, hooks and running statistics included."""
         return tensor_of(self._call(x))
@@ -653,7 +649,7 @@ def capturing(device: torch.device) -> bool:
 
 
 def number(tensor: Tensor) -> float | None:
-    """The value of a 0-dimensional tensor, or None under vmap, graph capture or compilation."""
+    """The value of a 0-dimensional tensor, or None under vmap, in a compiled or captured graph."""
     if torch.compiler.is_compiling() or capturing(tensor.device):
         return None
     try:

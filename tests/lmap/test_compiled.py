@@ -189,30 +189,6 @@ def test_compiled(name: str, mode: str, how: str) -> None:
     near(found, eager, TOLERANCE[how])
 
 
-def positions(tokens: Tensor) -> Tensor:
-    return 1.0 + tokens % 2
-
-
-@pytest.mark.parametrize("mode", ["joint", "frozen"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("outputs", [None, 2])
-def test_sampled_outputs_and_weights_compile(
-    mode: str, weighted: bool, outputs: int | None
-) -> None:
-    net, x = Decoder(), torch.randint(0, 5, (B, 4))
-    metric = fsmap.metric.Weights(positions) if weighted else None
-    found = []
-    for compiled in (False, True):  # the eager one is held to its definition in test_selection
-        lm = fsmap.LMAP(net, x, num_points=S, batchnorm=mode, metric=metric, outputs=outputs)
-        if compiled:
-            lm.compile(backend="aot_eager")  # a FallbackWarning is an error
-        for _ in range(2):
-            found.append(measured(lm, net, x))
-    near(found[2], found[0], 1e-10)
-    near(found[3], found[1], 1e-10)
-    assert found[0][0] != found[1][0]
-
-
 def stepping(lm: fsmap.LMAP) -> Callable[[Any], tuple[Tensor, Tensor]]:
     @torch.compile
     def step(x: Any) -> tuple[Tensor, Tensor]:
@@ -244,6 +220,28 @@ def test_every_way_to_compile(way: Callable[[fsmap.LMAP], Any], mode: str) -> No
         wanted = definition(lm, x)
         near(measured(entry, lm.module, x), wanted, 1e-9)
     assert (entry if way is around else lm).step == 1 + (way is around)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "outputs": {"outputs": 2},
+    "weights": {"metric": fsmap.metric.Weights(lambda x: x.square().mean(1))},
+    "weights and outputs": {"metric": fsmap.metric.Weights(lambda x: x[:, 0] ** 2), "outputs": 2},
+    "fisher": {"metric": fsmap.metric.SoftmaxFisher()},
+    "matrix": {"metric": fsmap.metric.Output(torch.diag(torch.arange(1.0, 5.0)))},
+}
+
+
+@pytest.mark.parametrize("mode", ["joint", "frozen"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_outputs_and_metrics_compile(name: str, mode: str) -> None:
+    """A FallbackWarning is an error."""
+    net, options = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 4)), OPTIONS[name]
+    lm = fsmap.LMAP(net, torch.randn(S, 3), num_points=S, batchnorm=mode, **options)
+    x = torch.randn(B, 3)
+    wanted = measured(lm, net, x)
+    lm.step = 0
+    lm.compile(backend="aot_eager")
+    near(measured(lm, net, x), wanted, 1e-10)
 
 
 def test_dropout_draws_as_the_eager_pass() -> None:

@@ -22,6 +22,7 @@ from fsmap.errors import (
 )
 from fsmap.functional import unravel
 from fsmap.px import Stream
+from fsmap.train.capture import _no_waiting
 from oracles import laplacian_slow
 
 S, B = 5, 4
@@ -363,3 +364,23 @@ def test_a_cuda_graph_reads_no_random_state(rate, seeded, monkeypatch):
             patch.setattr(sys.modules[module], "capturing", lambda device: True)
         patch.setattr(torch, "get_rng_state", None)
         assert lm(x, drawn=drawn)[1] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"outputs": 2}, {"outputs": 2, "batchnorm": "frozen"}]
+    + [{"batchnorm": "frozen", "estimator": name} for name in ("jvp", "fd", "vjp")],
+)
+def test_a_step_does_not_wait_for_the_gpu(options: dict[str, Any], seeded: None) -> None:
+    net = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)).cuda()
+    x = torch.randn(9, 2, device="cuda")
+    lm, penalty = fsmap.LMAP(net, x, num_points=4, **options), fsmap.LogTrace()
+
+    def step() -> None:
+        out, R = lm(x)
+        (out.square().mean() + penalty(R)).backward()
+
+    step()  # looks at values, once
+    with _no_waiting():  # raises where it waits
+        step()

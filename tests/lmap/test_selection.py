@@ -122,7 +122,7 @@ def test_sampling_is_unbiased_and_exact_with_all_outputs(mode: str, options: dic
 def test_a_head_is_found_only_where_its_output_is_returned() -> None:
     x = torch.zeros(2, 2)
     for module, head in (
-        (mlp(), "2.weight"),
+        (mlp(), "2"),
         (nn.Sequential(nn.Linear(2, K), nn.Tanh()), None),
         (nn.Sequential(nn.Linear(2, K), nn.Dropout(0.5)), None),
     ):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
+from fsmap.functional import move_points
 from fsmap.types import Params
 
 
@@ -68,7 +69,8 @@ def rademacher(num: int, size: int, generator: torch.Generator | None, like: Ten
     """``[num, size]`` random signs: of all probes with unit covariance, those of least variance."""
     device = like.device if generator is None else generator.device
     signs = torch.randint(0, 2, (num, size), generator=generator, device=device)
-    return (2 * signs - 1).to(like)
+    there: Tensor = move_points(2 * signs - 1, like.device)  # without waiting for a GPU
+    return there.to(like)
 
 
 def check_signs(probes: object, size: int) -> None:

@@ -44,6 +44,7 @@ from fsmap.functional import (
     count,
     explain,
     is_random,
+    move_points,
     num_points,
     number,
     seeded,
@@ -145,8 +146,7 @@ def evaluate(
     share = 1.0
     if drawn.rows is not None:
         assert outputs is not None
-        f = OnlyRows(f, outputs, drawn.rows)
-        share = outputs.size / len(drawn.rows)
+        f, share = OnlyRows(f, outputs.head, drawn.rows), outputs.size / len(drawn.rows)
     if frozen:
         f = bn.FrozenStatistics(f, None if x is None else changes)
     with noise():
@@ -337,7 +337,7 @@ class Regularizer:
             if self._outputs is None:
                 self._outputs = Outputs.of(self.f, params, evaluation)
             if options.outputs < self._outputs.size:
-                rows = self._outputs.draw(options.outputs, stream).to(device)
+                rows = move_points(self._outputs.draw(options.outputs, stream), device)
         return Drawn(evaluation, self.probes(x, evaluation, params, rows), rows)
 
     def psi_dtype(self, device: torch.device) -> torch.dtype:
@@ -365,7 +365,7 @@ class Regularizer:
             evaluation = _joined(x, evaluation)
         elif rows is not None:
             assert self._outputs is not None
-            f = OnlyRows(f, self._outputs, rows)
+            f = OnlyRows(f, self._outputs.head, rows)
         site = Site(f, params, evaluation, options.metric)
         found: Probes = options.estimator.draw(stream, site, options.probes)
         return found

@@ -185,7 +185,7 @@ def trainable(module: nn.Module) -> Params:
 
 
 class Outputs(NamedTuple):
-    """The size V of the last output dimension, and the weight of the linear layer behind it."""
+    """The size V of the last output dimension, and the linear layer that computes it."""
 
     size: int
     head: str | None  # None if there is no such layer, or it is compiled
@@ -202,9 +202,10 @@ class Outputs(NamedTuple):
                     keep = m.register_forward_hook(lambda _, __, out, n=n: made[n].append(out))
                     stack.enter_context(keep)
             out = run(f, params, x)[0]
-        heads = [layers[n].weight for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
-        names = [n for n, p in f.module.named_parameters() if heads and p is heads[0]]
-        return cls(int(out.shape[-1]), names[0] if names else None)
+        heads = [n for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
+        weights = [m.weight for m in layers.values()]
+        heads = [n for n in heads if sum(w is layers[n].weight for w in weights) == 1]
+        return cls(int(out.shape[-1]), heads[0] if heads else None)
 
     def draw(self, num: int, stream: Stream) -> Tensor:
         """``[num]`` entries without replacement, the same on every rank and micro-batch."""
@@ -213,28 +214,28 @@ class Outputs(NamedTuple):
 
 
 class OnlyRows(Wrapped):
-    """A model with only some outputs, ``[S, ..., k]``: rows of its last layer, if it is known."""
+    """A model with only some outputs, ``[S, ..., k]``: rows of its last layer, if known."""
 
-    def __init__(self, f: Functional, outputs: Outputs, rows: Tensor) -> None:
+    def __init__(self, f: Functional, head: str | None, rows: Tensor) -> None:
         super().__init__(f)
-        self._head, self._rows = outputs.head, rows
+        self._layer = None if head is None else f.module.get_submodule(head)
+        self._rows = rows
 
     def with_state(
         self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, State]:
-        """The layer's weight is recognized as the argument of ``F.linear``, tied or not."""
-        if self._head is None:
+        """As :meth:`Functional.with_state`."""
+        layer, rows = self._layer, self._rows
+        if layer is None:
             out, state = self.inner.with_state(params, x, buffers)
-            return out[..., self._rows], state
-        all_params = params if self._head in params else dict(self.module.named_parameters())
-        head, rows = all_params[self._head], self._rows
+            return out[..., rows], state
 
-        def linear(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            if weight is head:
+        def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            if weight is layer.weight:
                 weight, bias = weight[rows], None if bias is None else bias[rows]
-            return F.linear(h, weight, bias)
+            return F.linear(input, weight, bias)
 
-        with Replacing({F.linear: linear}):
+        with Replacing({F.linear: linear}):  # torch.compile traces no exchanged forward method
             return self.inner.with_state(params, x, buffers)
 
 

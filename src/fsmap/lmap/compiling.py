@@ -19,6 +19,7 @@ from fsmap.errors import FallbackWarning, FsmapError
 from fsmap.functional import is_random, seeded
 
 TOLERANCE = 0.02  # largest relative difference of compiled and eager that is not rounding
+HALF_TOLERANCE = 0.1  # under autocast: R of one draw is off by up to 5 %, eager or compiled
 
 
 class Compiled:
@@ -78,6 +79,7 @@ def _difference(
     """A text on how compiled and eager R or gradient differ; None if they agree."""
     params = [p for p in module.parameters() if p.requires_grad]
     device = params[0].device
+    tolerance = HALF_TOLERANCE if torch.is_autocast_enabled(device.type) else TOLERANCE
     with seeded(None, device):
         try:
             ordinary = _with_gradient(eager().R, params)
@@ -93,11 +95,11 @@ def _difference(
         return None  # random layers draw other numbers in a compiled graph
     names = ("R", "the gradient of R")
     for what, ours, theirs, right in zip(names, found, ordinary, exact, strict=True):
-        # In half precision eager passes are off by tens of percent in deep networks: compiled ones
-        # may be twice as far from full precision, no more.
+        # In half precision gradients are off by tens of percent in deep networks: compiled ones may
+        # be twice as far from full precision as eager ones.
         size = right.norm().clamp_min(1e-30)
         off, usual = float((ours - right).norm() / size), float((theirs - right).norm() / size)
-        if not off <= 2 * usual + TOLERANCE:
+        if not off <= 2 * usual + tolerance:
             return (
                 f"{what} of the compiled model differs from full precision by {off:.1%}, of the "
                 f"eager one by {usual:.1%}"

@@ -129,6 +129,7 @@ CALLS = {
     "l_map(noise, prior, px, num_points=4, num_data=6, {})": """
         reg_strength=-1.0; reg_strength=nan; reg_strength=1.0, jitter=1.0 | reg_strength;
         reg_nats=-1.0; jitter=1.0, estimator="x"; jitter=1.0, every=0;
+        jitter=1.0, every=2.5; jitter=1.0, probes=1.5;
         reg_nats=True; reg_nats="0.05"
     """,
     "train(ps_map({}, num_data=6))": """

@@ -529,8 +529,9 @@ def l_map(
 
 
 def _at_least_one(name: str, value: int) -> int:
-    if not value >= 1:  # nan, too
-        raise InputError(f"{name} must be at least 1, got {value}")
+    given: Any = value
+    if not (isinstance(given, Real) and value >= 1 and value % 1 == 0):
+        raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
     return value
 
 

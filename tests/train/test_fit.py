@@ -361,7 +361,7 @@ def test_a_finished_run_is_read_back_and_a_longer_one_goes_on(tmp_path: Path):
     ("objective", "train", "knobs", "text"),
     [
         ({"jitter": 3.0}, None, {}, r"objective.geometry.jitter: 2.0 there, 3.0 here"),
-        ({}, None, {"seed": 9, "clip": 1.0}, r"clip: 5.0 there, 1.0 here; seed: 2 there, 9 here"),
+        ({}, None, {"seed": 9, "clip": 1.0}, r"seed: 2 there, 9 here; clip: 5.0 there, 1.0 here"),
         ({}, None, {"optimizer": adam(0.02, betas=(0.5, 0.9))}, r"optimizer.betas"),
         ({}, None, {"schedule": Schedule(warmup=3)}, r"schedule.warmup: 0 there, 3 here"),
         ({}, None, {"schedule": cosine()}, r"steps: any there, 30 here"),

@@ -135,7 +135,7 @@ def evaluate(
     parts: tuple[Tensor, ...] = ()
     made_by, rebuild = f, None
     if x is not None:
-        records = frozen and any(name.endswith("running_mean") for name in buffers)
+        records = frozen and bool(buffers)
         with bn.recording(changes) if records else nullcontext():
             try:
                 out, state = f.with_state(params, x, buffers)

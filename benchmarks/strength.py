@@ -10,7 +10,8 @@ both: R too is taken at the parameters that SAM moves to.
 - ``steering`` (2,000 points, one label in ten wrong) and ``digits`` (scikit-learn's, one label in
   five drawn anew) are for choosing constants by held-out numbers;
 - ``layernorm`` (an MLP with LayerNorm on 5,000 images of FashionMNIST), ``wine_red`` and
-  ``wine_white`` (quality as classes) are for one test of the constants that were chosen.
+  ``wine_white`` (quality as classes) are for one test of the constants that were chosen;
+- ``narrow`` (a ResNet-18 of width 8 on 2,000 images of FashionMNIST) is for the BatchNorm modes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 import fsmap
 from fsmap.data.uci import read_table
 from fsmap.files import circumstances
+from fsmap.models.resnet import resnet18
 
 RESULTS = Path(__file__).parent / "results" / "strength.jsonl"
 LAMBDAS, NATS = ("1e-3", "1.4e-3", "2e-3"), ("0.0125", "0.025", "0.05", "0.1", "0.2")
@@ -90,11 +92,22 @@ def wine(name: str) -> Task:
 
 def layernorm(folder: Path) -> Task:
     """5,000 images of FashionMNIST and an MLP with LayerNorm."""
+    x, y = _images(folder)
+    splits = _split(x.flatten(1), y, [5_000, 2_000, 10_000])
+    return Task(splits, lambda: _mlp(784, 10, nn.LayerNorm, 256), 40)
+
+
+def narrow(folder: Path) -> Task:
+    """2,000 images of FashionMNIST and a ResNet-18 of width 8."""
+    splits = _split(*_images(folder), [2_000, 2_000, 5_000])
+    return Task(splits, lambda: resnet18(10, channels=1, width=8), 24)
+
+
+def _images(folder: Path) -> tuple[Tensor, Tensor]:
     from fsmap.data.images import read_idx
 
-    x = read_idx(folder / "train-images-idx3-ubyte.gz").flatten(1).float() / 255
-    y = read_idx(folder / "train-labels-idx1-ubyte.gz").long()
-    return Task(_split(x, y, [5_000, 2_000, 10_000]), lambda: _mlp(784, 10, nn.LayerNorm, 256), 40)
+    x = read_idx(folder / "train-images-idx3-ubyte.gz").unsqueeze(1).float() / 255
+    return x, read_idx(folder / "train-labels-idx1-ubyte.gz").long()
 
 
 def _split(x: Tensor, y: Tensor, sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
@@ -226,6 +239,7 @@ SETS: dict[str, Callable[[], Task]] = {
     "wine_red": lambda: wine("wine_red"),
     "wine_white": lambda: wine("wine_white"),
 }
+OF_IMAGES = {"layernorm": layernorm, "narrow": narrow}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -234,9 +248,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--ways", nargs="+", type=_way, default=list(WAYS), help="plain, lam=λ or nats=c"
     )
-    parser.add_argument("--set", choices=[*SETS, "layernorm"], default="steering")
+    parser.add_argument("--set", choices=[*SETS, *OF_IMAGES], default="steering")
     parser.add_argument("--epochs", type=int, help="instead of the set's")
-    parser.add_argument("--images", type=Path, help="folder of FashionMNIST, for layernorm")
+    parser.add_argument("--images", type=Path, help="folder of FashionMNIST, for layernorm, narrow")
     parser.add_argument("--seeds", type=int, default=8, help="networks of each")
     parser.add_argument("--batchnorm", default="joint", help="where R is taken")
     parser.add_argument("--points", type=int, default=BATCH, help="S, evaluation points of a step")
@@ -244,7 +258,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="rows are appended to it")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the network is small
-    task = layernorm(options.images) if options.set == "layernorm" else SETS[options.set]()
+    of_images = OF_IMAGES.get(options.set)
+    task = SETS[options.set]() if of_images is None else of_images(options.images)
     task = task if options.epochs is None else task._replace(epochs=options.epochs)
     how = {"batchnorm": options.batchnorm, "num_points": options.points, "every": options.every}
     about = {"set": options.set, **how, **circumstances("cpu")}

@@ -359,6 +359,28 @@ def test_folders_that_are_refused(tmp_path: Path):
         read_folder(str(photos))
 
 
+def test_a_class_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypatch):
+    photos = photos_in(tmp_path / "photos")
+    photos_in(tmp_path / "other").joinpath("cat").rename(photos / "dog" / "inner")
+    as_a_user = lambda path, _: path.stat().st_mode & 0o500 == 0o500  # noqa: E731
+    monkeypatch.setattr("os.access", as_a_user)  # root may read everything
+    for folder in (photos / "cat", photos / "dog" / "inner", photos):
+        folder.chmod(0)
+        try:
+            with pytest.raises(InputError, match=f"{folder} cannot be read"):
+                read_folder(str(photos))
+        finally:
+            folder.chmod(0o755)
+    assert read_folder(str(photos)).classes == ("cat", "dog")
+
+
+def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(photos_in(tmp_path / "photos"))
+    for name in ("", "?size=8"):
+        assert main(["train", "--data", name, "--method", "ps-map"]) == 2
+        assert f"{name!r} names no data" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("float32")
 def test_a_run_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     photos, out = photos_in(tmp_path / "photos"), str(tmp_path / "run")

@@ -17,6 +17,7 @@ import gzip
 import hashlib
 import json
 import math
+import os
 import re
 import struct
 from collections.abc import Callable
@@ -192,6 +193,8 @@ class ImageFolder(NamedTuple):
 def is_folder(data: str) -> bool:
     """Whether a data set is named by a path; a name of the catalogue wins over a folder."""
     path = data.partition("?")[0]
+    if not path:
+        raise InputError(f"{data!r} names no data. Give a set or a folder; '.' is the current one.")
     names = (name for one in catalogue().values() for name in (one.name, *one.aliases))
     return "/" in path or "\\" in path or (path.lower() not in names and Path(path).is_dir())
 
@@ -247,6 +250,9 @@ def mixed(y: Tensor, seed: int) -> Tensor:
 
 def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     """The images in sub-folders, in order, and the name of the sub-folder."""
+    for one in (folder, *folder.glob("*/**/")):
+        if not os.access(one, os.R_OK | os.X_OK):  # glob leaves it out without an error
+            raise InputError(f"{one} cannot be read: permission denied")
     files = sorted(f for f in folder.glob("*/**/*") if f.suffix.lower() in ENDINGS)  # */: links too
     named = [(f, f.relative_to(folder).parts) for f in files]
     return [(f, place[0]) for f, place in named if not any(name[0] == "." for name in place)]

@@ -195,8 +195,22 @@ def is_folder(data: str) -> bool:
     path = data.partition("?")[0]
     if not path:
         raise InputError(f"{data!r} names no data. Give a set or a folder; '.' is the current one.")
-    names = (name for one in catalogue().values() for name in (one.name, *one.aliases))
-    return "/" in path or "\\" in path or (path.lower() not in names and Path(path).is_dir())
+    return "/" in path or "\\" in path or (not _shortest(path) and Path(path).is_dir())
+
+
+def one_spelling(data: str) -> str:
+    """The shortest spelling of a set's name; a folder without ``./`` and a ``/`` at the end."""
+    path, mark, option = data.partition("?")
+    if not is_folder(data):
+        return _shortest(data) or data
+    short = str(Path(path))
+    return (short if is_folder(short) else f"./{short}") + mark + option
+
+
+def _shortest(name: str) -> str:
+    """The shortest spelling of a name in the catalogue, empty for another name."""
+    spelled = ((one.name, *one.aliases) for one in catalogue().values())
+    return next((min(names, key=len) for names in spelled if name.lower() in names), "")
 
 
 @lru_cache(maxsize=2)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.data.catalogue import Folder, locate
-from fsmap.data.images import ImageSet, ImageTask, Normalization, facts_of, load_task
+from fsmap.data.images import ImageSet, ImageTask, Normalization, facts_of, load_task, one_spelling
 from fsmap.errors import CheckpointError, FsmapError, InputError, UnsupportedModuleError
 from fsmap.functional import evaluation_mode
 from fsmap.linalg.estimators import by_name
@@ -85,6 +85,7 @@ class ImageSettings:
     deterministic: bool = False  #: on CUDA too, a resumed run has the same bits
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "data", one_spelling(self.data))
         by_name(self.estimator)
         check_mode(self.batchnorm)
         for name, allowed in CHOICES.items():

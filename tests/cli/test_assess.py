@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,13 @@ def test_an_unwritable_folder_is_refused_first(command, checkpoint, tmp_path, ca
     assert main([command, str(tmp_path / "none"), "--out", str(tmp_path / "new")]) == 2
     assert "there is no checkpoint at" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_the_runs_of_several_seeds_are_named(checkpoint, tmp_path, capsys):
+    for seed in (0, 1):
+        shutil.copytree(checkpoint, tmp_path / "run" / f"seed{seed}")
+    assert main(["assess", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    assert f"Name one: {tmp_path}/run/seed0, {tmp_path}/run/seed1" in capsys.readouterr().err
 
 
 def test_landscape_of_coarse_steps_is_not_flat(checkpoint, tmp_path, capsys):

@@ -331,6 +331,10 @@ def load_model(
             has to be named by the caller.
     """
     path = Path(path)
+    inside = [] if (path / FILE).exists() else sorted(path.glob(f"*/{FILE}"))
+    if inside:
+        few = ", ".join(str(one.parent) for one in inside[:8])
+        raise CheckpointError(f"{path} has no checkpoint, but folders in it have. Name one: {few}")
     path = path / FILE if path.is_dir() else path
     saved = checkpoint.load(path, hint="Restore a copy, or name another one.")
     if saved.config.get("kind") != "images":

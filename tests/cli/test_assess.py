@@ -62,6 +62,16 @@ def test_assess_writes_and_says(checkpoint, tmp_path, capsys):
         assert (tmp_path / "a" / f"assessment.{ending}").stat().st_size > 1000
 
 
+def test_a_temperature_at_its_bound_is_no_finding(checkpoint, tmp_path, capsys, monkeypatch):
+    for T in (0.01, 100.0):
+        monkeypatch.setattr("fsmap.metrics.temperature", lambda *_, T=T: T)
+        command = ["assess", str(checkpoint), "--points", "8", "--device", "cpu"]
+        assert main([*command, "--out", str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert f"T = {T:.3f} on held-out images: a bound of the search" in said
+        assert "-confident" not in said
+
+
 def test_assess_as_json(checkpoint, tmp_path, capsys):
     file = checkpoint / "checkpoint.safetensors"
     assert main(["assess", str(file), "--json", "--out", str(tmp_path), "--limit", "8"]) == 0

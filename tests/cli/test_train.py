@@ -49,6 +49,14 @@ def test_a_run(tmp_path, capsys):
     assert "not of ps-map" in capsys.readouterr().err
 
 
+def test_a_temperature_at_its_bound_is_no_result(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fsmap.metrics.temperature", lambda *_: 100.0)
+    assert main([*TINY, "--epochs", "1", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "no temperature (T 100 is a bound of the search and means nothing)" in said
+    assert "after temperature scaling" not in said
+
+
 def test_in_pieces(tmp_path, capsys):
     out = ["--out", str(tmp_path), "--epochs", "2", "--seeds", "0,1"]
     assert main([*TINY, *out, "--max-seconds", "0"]) == 3

@@ -107,8 +107,10 @@ def _print(found: shift.Assessment) -> None:
     cli.table(header, [[name, *(cell(values, m) for m in shift.METRICS)] for name, values in sets])
     cli.say()
     if found.temperature is not None:
-        confident = "over" if found.temperature > 1 else "under"
-        cli.say(f"T = {found.temperature:.3f} on held-out images: {confident}-confident")
+        says = "over-confident" if found.temperature > 1 else "under-confident"
+        if cli.at_bound(found.temperature):
+            says = "a bound of the search, so T and the scaled numbers mean nothing"
+        cli.say(f"T = {found.temperature:.3f} on held-out images: {says}")
     for name, value in found.ood.items():
         cli.say(f"OOD AUROC against {name}: {value:.4f}")
     for name, (value, stderr) in found.laplacian.items():

@@ -229,6 +229,8 @@ def _closing(run: ImageRun) -> str:
     if len(run.task.valid.x):
         T = metrics.temperature(*run.logits("valid"))
         scaled = f", NLL {metrics.nll(logits / T, y):.4f} after temperature scaling (T {T:.2f})"
+        if cli.at_bound(T):
+            scaled = f", no temperature (T {T:g} is a bound of the search and means nothing)"
     strength = f", λ {run.history[-1]['reg_strength']:.2g} at the end" if with_r else ""
     return (
         f"test: accuracy {100 * metrics.accuracy(logits, y):.2f} %, NLL "

@@ -57,6 +57,15 @@ def test_a_temperature_at_its_bound_is_no_result(tmp_path, capsys, monkeypatch):
     assert "after temperature scaling" not in said
 
 
+def test_options_of_r_without_r_are_noted(tmp_path, capsys):
+    plain = [word for word in TINY if word not in ("--reg-strength", "1e-3")]
+    words = [*plain, "--epochs", "1", "--every", "3", "--out"]
+    for method, says in (("ps-map", True), ("l-map", False)):
+        assert main([*words, str(tmp_path / method), "--method", method]) == 0
+        noted = "no effect with ps-map, which has no R: --px, --num-points, --every"
+        assert (noted in capsys.readouterr().err) == says
+
+
 def test_in_pieces(tmp_path, capsys):
     out = ["--out", str(tmp_path), "--epochs", "2", "--seeds", "0,1"]
     assert main([*TINY, *out, "--max-seconds", "0"]) == 3

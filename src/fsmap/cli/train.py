@@ -91,6 +91,9 @@ SETTINGS = {
 }
 """Help of the options that are fields of ``ImageSettings``; one not given keeps its default."""
 
+OF_R = ("px", "num_points", "estimator", "beta", "batchnorm", "every")
+"""Settings that PS-MAP does not use; a strength is an error there."""
+
 TYPES = get_type_hints(ImageSettings)
 
 
@@ -143,10 +146,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--reg-nats and --reg-strength both set the strength: give one of them")
     if arguments.method == "ps-map" and (arguments.reg_nats or arguments.reg_strength):
         raise InputError("--reg-nats and --reg-strength are strengths of l-map, not of ps-map")
+    unused = [name for name in OF_R if getattr(arguments, name) is not None]
     device = arguments.device = torchrun_device(as_device(arguments.device))
     seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:
         say = cli.say if group.rank == 0 else lambda _: None
+        if arguments.method == "ps-map" and unused and group.rank == 0:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+            cli.note(f"no effect with ps-map, which has no R: {options}")
         for seed in seeds:
             settings = settings_of(arguments, seed, device)
             folder = _folder(arguments, settings)

@@ -35,7 +35,8 @@ def test_a_run(tmp_path, capsys):
     assert main([*TINY, "--epochs", "2", "--out", str(out), "--batchnorm", "frozen"]) == 0
     said = capsys.readouterr().out
     assert "fmnist (generated images): 64 training, 32 held-out, 64 test images" in said
-    assert "p_X = kmnist, jvp, frozen" in said
+    assert "l-map, λ 0.001, p_X = kmnist, jvp, frozen, S = 8, every = 1\n" in said
+    assert "2 epochs in batches of 16, learning rate 0.1, weight decay 0.0005, seed 0\n" in said
     assert "after temperature scaling" in said
     head, *rows = map(json.loads, (out / "log.jsonl").read_text().splitlines())
     assert head["settings"]["batchnorm"] == "frozen"
@@ -55,6 +56,14 @@ def test_a_temperature_at_its_bound_is_no_result(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "no temperature (T 100 is a bound of the search and means nothing)" in said
     assert "after temperature scaling" not in said
+
+
+def test_the_opening_names_the_baselines(tmp_path, capsys):
+    plain = [word for word in TINY if word not in ("--reg-strength", "1e-3")]
+    others = ["--sam", "0.05", "--label-smoothing", "0.1", "--label-noise", "0.2"]
+    where = ["--epochs", "1", "--method", "ps-map", "--out", str(tmp_path)]
+    assert main([*plain, *others, *where]) == 0
+    assert "ps-map, SAM 0.05, label smoothing 0.1, label noise 0.2\n" in capsys.readouterr().out
 
 
 def test_options_of_r_without_r_are_noted(tmp_path, capsys):

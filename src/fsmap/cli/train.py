@@ -217,14 +217,19 @@ def _opening(run: ImageRun, folder: Path) -> str:
     size = sum(p.numel() for p in run.module.parameters())
     where = f"from step {run.step} of {run.steps}" if run.step else f"{run.steps} steps"
     strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
-    about_r = f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}" * s.regularized
+    about_r = f"{strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}, S = {s.num_points}"
+    about_r = f", {about_r}, every = {s.every}" * s.regularized
+    shares = {"SAM": s.sam, "label smoothing": s.label_smoothing, "label noise": s.label_noise}
+    more = "".join(f", {name} {share:g}" for name, share in shares.items() if share)
     sizes = task.train.y.bincount(minlength=task.classes).tolist()
     classes = ", ".join(f"{name} {n}" for name, n in zip(task.names, sizes, strict=False))
     classes = f"training images by class: {classes}\n" if classes else ""
     return (
         f"{s.data}{' (generated images)' * s.generated}: {len(task.train.x)} training, "
         f"{len(task.valid.x)} held-out, {len(task.test.x)} test images; "
-        f"{s.model} with {size:,} parameters\n{classes}{s.method}{about_r}\n"
+        f"{s.model} with {size:,} parameters\n{classes}{s.method}{about_r}{more}\n"
+        f"{s.epochs} epochs in batches of {s.batch_size}, learning rate {s.lr:g}, "
+        f"weight decay {s.weight_decay:g}, seed {s.seed}\n"
         f"{where} on {run.device}, {s.precision}; writing {folder}"
     )
 

@@ -135,12 +135,28 @@ def test_several_seeds_beside_a_single_run(tmp_path, capsys):
     assert "holds a single run; those of several seeds go into folders" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("images", "size"), [(7, 2), (64, 16), (127, 16), (128, 128)])
+def test_the_batch_size_fits_a_small_set(tmp_path, capsys, images, size):
+    few = [*TINY, "--limit", str(images), "--epochs", "1", "--out", str(tmp_path)]
+    at = few.index("--batch-size")
+    words = few[:at] + few[at + 2 :]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert f"in batches of {size}," in said
+    fewer = f"batch size {size}, for {images} training images are fewer than 128"
+    assert (fewer in said) == (size < 128)
+    assert main([*words, "--resume"]) == 0
+    assert main([*words, "--resume", "--batch-size", str(size)]) == 0
+    assert main([*words, "--resume", "--batch-size", "129"]) == 2
+    assert "batch_size=129 is larger than the training set" in capsys.readouterr().err
+
+
 def test_the_default_folder_of_the_current_folder_has_its_name(tmp_path, monkeypatch):
     for i in range(12):
         (tmp_path / "photos" / f"{i % 2}").mkdir(parents=True, exist_ok=True)
         Image.new("L", (12, 12), i).save(tmp_path / "photos" / f"{i % 2}" / f"{i}.png")
     monkeypatch.chdir(tmp_path / "photos")
-    small = ["--epochs", "1", "--batch-size", "2", "--method", "ps-map", "--width", "1"]
+    small = ["--epochs", "1", "--method", "ps-map", "--width", "1"]
     assert main(["train", "--data", ".", *small, "--silent", "--device", "cpu"]) == 0
     assert Path("runs/train/photos-ps-map-seed0").is_dir()
 

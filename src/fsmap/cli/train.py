@@ -18,6 +18,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -30,7 +31,7 @@ from fsmap.errors import FsmapError, InputError
 from fsmap.files import commit, exclusive
 from fsmap.functional import as_device
 from fsmap.images import ImageRun, ImageSettings
-from fsmap.images.build import FILE
+from fsmap.images.build import FILE, load_data
 from fsmap.images.step import Group, LostPeerError, processes, torchrun_device
 from fsmap.progress import duration
 
@@ -58,7 +59,8 @@ SETTINGS = {
     },
     "optimizer: SGD; the defaults are the paper's": {
         "--epochs N": "passes over the data (50)",
-        "--batch-size B": "images a step, over all processes (128)",
+        "--batch-size B": "images a step, over all processes (128; of fewer training images, the "
+        "largest power of 2 up to a quarter of them)",
         "--lr X": "learning rate (0.1)",
         "--momentum X": "momentum of SGD (0.9)",
         "--nesterov": "use Nesterov momentum",
@@ -175,12 +177,21 @@ def _train(
     arguments: argparse.Namespace, settings: ImageSettings, folder: Path, group: Group, left: float
 ) -> ImageRun:
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
+        data_dir, px = arguments.data_dir, settings.px if settings.regularized else None
+        task = load_data(settings, data_dir, px)
+        images, usual = len(task.train.x), settings.batch_size
+        if arguments.batch_size is None and images < usual:
+            settings = replace(settings, batch_size=max(2, 1 << (images // 4).bit_length() >> 1))
+            if group.rank == 0:
+                fewer = f"for {images} training images are fewer than {usual}"
+                cli.say(f"batch size {settings.batch_size}, {fewer}")
         run = ImageRun(
             settings,
+            task=task,
             device=arguments.device,
             folder=folder,
             resume=arguments.resume,
-            data_dir=arguments.data_dir,
+            data_dir=data_dir,
             group=group,
             about={"commit": commit(), "command": arguments.command},
         )

@@ -166,14 +166,49 @@ def test_the_default_folder_needs_no_quotes(tmp_path, monkeypatch):
     mixed = ["--px", "0.8*train+0.2*white-noise", "--silent"]
     assert main([*TINY, "--epochs", "1", *mixed]) == 0
     (folder,) = (tmp_path / "runs" / "train").iterdir()
-    assert folder.name.endswith("-l-map-0.8train-0.2white-noise-generated-seed0")
+    assert folder.name.endswith("-l-map-0.8train-0.2white-noise-reg_strength-0.001-generated-seed0")
     assert main([*TINY, "--epochs", "1", *mixed, "--quick"]) == 0  # is not in the way of it
-    assert folder.with_name("fmnist-l-map-0.8train-0.2white-noise-quick-seed0").is_dir()
+    assert folder.with_name(
+        "fmnist-l-map-0.8train-0.2white-noise-reg_strength-0.001-quick-seed0"
+    ).is_dir()
     (tmp_path / "own" / "all").mkdir(parents=True)
     for i in range(2):
         Image.new("L", (30, 28)).save(tmp_path / "own" / "all" / f"{i}.png")
     assert main([*TINY, "--epochs", "1", "--px", "./own?size=28", "--silent"]) == 0
-    assert folder.with_name("fmnist-l-map-.-own-size-28-generated-seed0").is_dir()
+    assert folder.with_name(
+        "fmnist-l-map-.-own-size-28-reg_strength-0.001-generated-seed0"
+    ).is_dir()
+
+
+def test_methods_have_default_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = [word for word in TINY if word not in ("--reg-strength", "1e-3", "--px", "kmnist")]
+    names = {
+        "l-map-train": "--reg-nats 0.05 --weight-decay 5e-4",
+        "l-map-train-reg_nats-0.1": "--reg-nats 0.1",
+        "l-map-train-reg_strength-1e-06": "--reg-strength 1e-6",
+        "l-map-train-sam-0.05": "--sam 0.05",
+        "ps-map": "--method ps-map --sam 0",
+        "ps-map-label_smoothing-0.1-label_noise-0.2": "--method ps-map --label-smoothing 0.1 "
+        "--label-noise 0.2",
+        "ps-map-weight_decay-0": "--method ps-map --weight-decay 0",
+    }
+    for words in names.values():
+        assert main([*plain, "--epochs", "1", *words.split()]) == 0
+    there = {path.name for path in (tmp_path / "runs" / "train").iterdir()}
+    assert there == {f"fmnist-{name}-generated-seed0" for name in names}
+
+
+def test_a_quick_run_replaces_the_one_before_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    quick = [*TINY, "--quick", "--epochs"]
+    for epochs in ("2", "1"):
+        assert main([*quick, epochs]) == 0
+    (folder,) = (tmp_path / "runs" / "train").iterdir()
+    assert load_model(folder, model=MODEL)[1]["settings"].epochs == 1
+    assert main([*quick, "1", "--resume"]) == 0
+    assert "from step 4 of 4" in capsys.readouterr().out
+    assert main([*quick, "1", "--out", str(folder)]) == 2  # it could be a long run
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,9 @@ SETTINGS = {
 OF_R = ("px", "num_points", "estimator", "beta", "batchnorm", "every")
 """Settings that PS-MAP does not use; a strength is an error there."""
 
+NAMED = ("reg_nats", "reg_strength", "sam", "label_smoothing", "weight_decay", "label_noise")
+"""Settings in the name of the default folder, where they are not the default."""
+
 TYPES = get_type_hints(ImageSettings)
 
 
@@ -122,11 +125,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 OPTIONS["how it is computed"] |= {
     "--bf16": ({"dest": "precision", "action": "store_const", "const": "bf16"}, "--precision bf16"),
     **cli.DEVICE,
-    "--quick": (cli.FLAG, "a run of seconds; generated images, unless --data is a folder"),
+    "--quick": (
+        cli.FLAG,
+        "a run of seconds; generated images, unless --data is a folder; without "
+        "--out and --resume it replaces an earlier one",
+    ),
 }
 OPTIONS["files and time"] = {
     "--seeds N,N": (_seeds, "one run each (default: 0)", [0]),
-    "--out DIR": (Path, "folder for checkpoint.safetensors and log.jsonl"),
+    "--out DIR": (
+        Path,
+        "folder of the run (default: in runs/train, named by data, method, seed …)",
+    ),
     "--resume": (cli.FLAG, "continue from the checkpoint, if any"),
     "--checkpoint-every STEPS": (
         cli.count,
@@ -177,6 +187,8 @@ def _train(
     arguments: argparse.Namespace, settings: ImageSettings, folder: Path, group: Group, left: float
 ) -> ImageRun:
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
+        if arguments.quick and arguments.out is None and not arguments.resume:
+            (folder / FILE).unlink(missing_ok=True)
         data_dir, px = arguments.data_dir, settings.px if settings.regularized else None
         task = load_data(settings, data_dir, px)
         images, usual = len(task.train.x), settings.batch_size
@@ -210,6 +222,9 @@ def _folder(arguments: argparse.Namespace, settings: ImageSettings) -> Path:
     out: Path | None = arguments.out
     if out is None:
         px = re.sub(r"[^\w.]+", "-", f"-{settings.px.replace('*', '')}") * settings.regularized
+        usual = {**vars(ImageSettings), **NATS, "reg_strength": None}
+        given = ((n, getattr(arguments, n)) for n in NAMED)
+        px += "".join(f"-{n}-{v:g}" for n, v in given if v not in (None, usual[n]))
         px += "-quick" if arguments.quick else "-generated" * settings.generated
         path = Path(settings.data.partition("?")[0])
         parts = (part for part in path.parts[-2:] if part not in ("..", "/"))

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import re
+import shlex
 import struct
 from collections.abc import Callable
 from functools import lru_cache
@@ -41,6 +42,7 @@ CIFAR100_TEST = 10_000
 CLASSES = 10  # of generated images
 NOISE = 40.0  # grey levels; makes the task learnable, not trivial
 GENERATED_TRAIN, GENERATED_TEST = 2_000, 1_000
+SQUARE = 64  # largest ?size=N that is suggested: the paper's ResNet-18 is slow on larger images
 PADDING = 4  # of the paper's random crops
 WHITE_NOISE = "white-noise"
 NOISE_IMAGES = 10_000
@@ -238,7 +240,8 @@ def read_folder(data: str, least: int = 2) -> ImageFolder:
             f"{path} has the sub-folders {' and '.join(classes)}, which are no classes. Name them "
             "train and test."
         )
-    pixels = _pixels([file for one in listed for file, _ in one], int(size or 0))
+    option = "--data " if least > 1 else ""  # of training images
+    pixels = _pixels([file for one in listed for file, _ in one], int(size or 0), text, option)
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
     if len(parts) == 2:
         n = len(listed[0])
@@ -272,7 +275,7 @@ def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     return [(f, place[0]) for f, place in named if not any(name[0] == "." for name in place)]
 
 
-def _pixels(files: list[Path], size: int) -> Tensor:
+def _pixels(files: list[Path], size: int, folder: str, option: str) -> Tensor:
     """The images, scaled and cropped to a square of ``size`` pixels unless that is 0."""
     image: Any = require("PIL.Image", extra="data")
     ops: Any = require("PIL.ImageOps", extra="data")
@@ -292,9 +295,11 @@ def _pixels(files: list[Path], size: int) -> Tensor:
     sizes = sorted({pixels.shape[:2] for pixels in found})
     if len(sizes) > 1:
         shown = ", ".join(f"{w}×{h}" for h, w in sizes[:3])
+        short = int(np.median([min(pixels.shape[:2]) for pixels in found])) // 8 * 8
+        named = shlex.quote(f"{folder}?size={min(max(short, 8), SQUARE)}")
         raise InputError(
-            f"the images have {len(sizes)} different sizes ({shown} …). Add ?size=64 to the folder "
-            "(or another number) to scale and crop them to a square."
+            f"the images have {len(sizes)} different sizes ({shown} …). To scale and crop them to "
+            f"squares, write {option}{named}"
         )
     grey = all(pixels.ndim == 2 for pixels in found)
     planes = [p[:, :, None].repeat(1 if grey else 3, 2) if p.ndim == 2 else p for p in found]

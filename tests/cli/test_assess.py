@@ -104,7 +104,8 @@ def test_the_runs_of_several_seeds_are_named(checkpoint, tmp_path, capsys):
     for seed in (0, 1):
         shutil.copytree(checkpoint, tmp_path / "run" / f"seed{seed}")
     assert main(["assess", str(tmp_path / "run"), "--device", "cpu"]) == 2
-    assert f"Name one: {tmp_path}/run/seed0, {tmp_path}/run/seed1" in capsys.readouterr().err
+    folders = f"{tmp_path}/run/seed0, {tmp_path}/run/seed1"
+    assert f"Folders that have one: {folders}" in capsys.readouterr().err
 
 
 def test_landscape_of_coarse_steps_is_not_flat(checkpoint, tmp_path, capsys):

@@ -143,7 +143,7 @@ def test_the_batch_size_fits_a_small_set(tmp_path, capsys, images, size):
     assert main(words) == 0
     said = capsys.readouterr().out
     assert f"in batches of {size}," in said
-    fewer = f"batch size {size}, for {images} training images are fewer than 128"
+    fewer = f"fewer training images than 128: --batch-size {size}"
     assert (fewer in said) == (size < 128)
     assert main([*words, "--resume"]) == 0
     assert main([*words, "--resume", "--batch-size", str(size)]) == 0

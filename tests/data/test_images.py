@@ -384,6 +384,7 @@ def test_a_class_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypatc
                 read_folder(str(photos))
         finally:
             folder.chmod(0o755)
+    (photos / "cat" / ".hidden").mkdir(0)
     assert read_folder(str(photos)).classes == ("cat", "dog")
 
 

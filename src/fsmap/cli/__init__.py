@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 from fsmap import __version__
 from fsmap.errors import FsmapError, InputError, did_you_mean, require
 from fsmap.functional import as_device
-from fsmap.metrics import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 COMMANDS = "list run report fit predict train assess landscape doctor data".split()
 
@@ -119,11 +118,7 @@ DATA_DIR = {"--data-dir DIR": (Path, "where to look for data first")}
 CLASSIFIER = {  # of commands that read a checkpoint of ``fsmap train``
     **DATA_DIR,
     **DEVICE,
-    "--model PATH": (
-        str,
-        "the import path given to `fsmap train --model`, if the checkpoint is of a model of "
-        "your own; its code is imported and run",
-    ),
+    "--model PATH": (str, "as in `fsmap train --model`, for a model of your own; its code is run"),
 }
 
 
@@ -207,11 +202,6 @@ def count(text: str, least: int = 1, most: float = math.inf) -> int:
 def seed(text: str) -> int:
     """The type of a seed; numpy takes no larger ones."""
     return count(text, 0, 2**32 - 1)
-
-
-def at_bound(temperature: float) -> bool:
-    """Whether a temperature lies at a bound of its search, so that it says nothing."""
-    return not MIN_TEMPERATURE < temperature < MAX_TEMPERATURE
 
 
 # --- output: lines and columns, in color on a terminal

@@ -46,8 +46,7 @@ SETTINGS = {
     "data and model": {
         "--data NAME": "fmnist (default), mnist, cifar10, cifar100 (not the official split), or a "
         "folder of your own images with one sub-folder per class (photos, photos?size=64)",
-        "--model PATH": "resnet18 (default), or package.module:factory?key=value, torchvision's "
-        "and timm's included; its code is imported and run",
+        "--model PATH": "resnet18 (default), or package.module:factory?key=value; its code is run",
         "--width N": "channels of the first stage of resnet18 (64)",
         "--valid N": "number of held-out images (the protocol's)",
         "--split-seed N": "which images are held out (0)",
@@ -93,13 +92,9 @@ SETTINGS = {
 }
 """Help of the options that are fields of ``ImageSettings``; one not given keeps its default."""
 
-OF_R = ("px", "num_points", "estimator", "beta", "batchnorm", "every")
-"""Settings that PS-MAP does not use; a strength is an error there."""
-
-NAMED = ("reg_nats", "reg_strength", "sam", "label_smoothing", "weight_decay", "label_noise")
-"""Settings in the name of the default folder, where they are not the default."""
-
 TYPES = get_type_hints(ImageSettings)
+OF_R = ("px", "num_points", "estimator", "beta", "batchnorm", "every")  # not used by PS-MAP
+NAMED = ("reg_nats", "reg_strength", "sam", "label_smoothing", "weight_decay", "label_noise")
 
 
 def _kind(words: str) -> Any:
@@ -125,23 +120,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 OPTIONS["how it is computed"] |= {
     "--bf16": ({"dest": "precision", "action": "store_const", "const": "bf16"}, "--precision bf16"),
     **cli.DEVICE,
-    "--quick": (
-        cli.FLAG,
-        "a run of seconds; generated images, unless --data is a folder; without "
-        "--out and --resume it replaces an earlier one",
-    ),
+    "--quick": (cli.FLAG, "a trial, replaced by the next; generated images if --data is no folder"),
 }
 OPTIONS["files and time"] = {
     "--seeds N,N": (_seeds, "one run each (default: 0)", [0]),
-    "--out DIR": (
-        Path,
-        "folder of the run (default: in runs/train, named by data, method, seed …)",
-    ),
+    "--out DIR": (Path, "folder of the run (default: in runs/train, by data, method, seed …)"),
     "--resume": (cli.FLAG, "continue from the checkpoint, if any"),
-    "--checkpoint-every STEPS": (
-        cli.count,
-        "steps between checkpoints (default: at the end of an epoch, at most once a minute)",
-    ),
+    "--checkpoint-every STEPS": (cli.count, "steps between checkpoints (an epoch, over a minute)"),
     "--max-seconds T": (SECONDS, "stop with a checkpoint after T seconds; exit code 3", math.inf),
     **cli.DATA_DIR,
     "--silent": (cli.FLAG, "no progress bar"),
@@ -158,14 +143,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--reg-nats and --reg-strength both set the strength: give one of them")
     if arguments.method == "ps-map" and (arguments.reg_nats or arguments.reg_strength):
         raise InputError("--reg-nats and --reg-strength are strengths of l-map, not of ps-map")
-    unused = [name for name in OF_R if getattr(arguments, name) is not None]
+    unused = [f"--{n.replace('_', '-')}" for n in OF_R if getattr(arguments, n) is not None]
     device = arguments.device = torchrun_device(as_device(arguments.device))
     seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:
         say = cli.say if group.rank == 0 else lambda _: None
         if arguments.method == "ps-map" and unused and group.rank == 0:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-            cli.note(f"no effect with ps-map, which has no R: {options}")
+            cli.note(f"no effect with ps-map, which has no R: {', '.join(unused)}")
         for seed in seeds:
             settings = settings_of(arguments, seed, device)
             folder = _folder(arguments, settings)
@@ -189,24 +173,16 @@ def _train(
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
         if arguments.quick and arguments.out is None and not arguments.resume:
             (folder / FILE).unlink(missing_ok=True)
-        data_dir, px = arguments.data_dir, settings.px if settings.regularized else None
-        task = load_data(settings, data_dir, px)
+        px = settings.px if settings.regularized else None
+        task = load_data(settings, arguments.data_dir, px)
         images, usual = len(task.train.x), settings.batch_size
         if arguments.batch_size is None and images < usual:
             settings = replace(settings, batch_size=max(2, 1 << (images // 4).bit_length() >> 1))
             if group.rank == 0:
-                fewer = f"for {images} training images are fewer than {usual}"
-                cli.say(f"batch size {settings.batch_size}, {fewer}")
-        run = ImageRun(
-            settings,
-            task=task,
-            device=arguments.device,
-            folder=folder,
-            resume=arguments.resume,
-            data_dir=data_dir,
-            group=group,
-            about={"commit": commit(), "command": arguments.command},
-        )
+                cli.say(f"fewer training images than {usual}: --batch-size {settings.batch_size}")
+        own: dict[str, Any] = {n: getattr(arguments, n) for n in ("device", "resume", "data_dir")}
+        own["about"] = {"commit": commit(), "command": arguments.command}
+        run = ImageRun(settings, task=task, folder=folder, group=group, **own)
         if group.rank == 0:
             cli.say(_opening(run, folder))
         every, shown = arguments.checkpoint_every, not arguments.silent
@@ -267,7 +243,7 @@ def _closing(run: ImageRun) -> str:
     if len(run.task.valid.x):
         T = metrics.temperature(*run.logits("valid"))
         scaled = f", NLL {metrics.nll(logits / T, y):.4f} after temperature scaling (T {T:.2f})"
-        if cli.at_bound(T):
+        if T in metrics.TEMPERATURES:
             scaled = f", no temperature (T {T:g} is a bound of the search and means nothing)"
     strength = f", λ {run.history[-1]['reg_strength']:.2g} at the end" if with_r else ""
     return (

@@ -42,7 +42,6 @@ CIFAR100_TEST = 10_000
 CLASSES = 10  # of generated images
 NOISE = 40.0  # grey levels; makes the task learnable, not trivial
 GENERATED_TRAIN, GENERATED_TEST = 2_000, 1_000
-SQUARE = 64  # largest ?size=N that is suggested: the paper's ResNet-18 is slow on larger images
 PADDING = 4  # of the paper's random crops
 WHITE_NOISE = "white-noise"
 NOISE_IMAGES = 10_000
@@ -203,10 +202,10 @@ def is_folder(data: str) -> bool:
 def one_spelling(data: str) -> str:
     """The shortest spelling of a set's name; a folder without ``./`` and a ``/`` at the end."""
     path, mark, option = data.partition("?")
-    if not is_folder(data):
-        return _shortest(data) or data
     short = str(Path(path))
-    return (short if is_folder(short) else f"./{short}") + mark + option
+    if is_folder(data):
+        return (short if is_folder(short) else f"./{short}") + mark + option
+    return _shortest(data) or data
 
 
 def _shortest(name: str) -> str:
@@ -240,8 +239,7 @@ def read_folder(data: str, least: int = 2) -> ImageFolder:
             f"{path} has the sub-folders {' and '.join(classes)}, which are no classes. Name them "
             "train and test."
         )
-    option = "--data " if least > 1 else ""  # of training images
-    pixels = _pixels([file for one in listed for file, _ in one], int(size or 0), text, option)
+    pixels = _pixels([file for one in listed for file, _ in one], int(size or 0), text, least > 1)
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
     if len(parts) == 2:
         n = len(listed[0])
@@ -267,15 +265,17 @@ def mixed(y: Tensor, seed: int) -> Tensor:
 
 def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     """The images in sub-folders, in order, and the name of the sub-folder."""
-    for one in (folder, *folder.glob("*/**/")):
+    folders = (folder, *folder.glob("*/**/"))  # */: links too
+    files = sorted(f for f in folder.glob("*/**/*") if f.suffix.lower() in ENDINGS)
+    named = {f: f.relative_to(folder).parts for f in (*folders, *files)}
+    shown = {f: place for f, place in named.items() if not any(name[0] == "." for name in place)}
+    for one in filter(shown.__contains__, folders):
         if not os.access(one, os.R_OK | os.X_OK):  # glob leaves it out without an error
             raise InputError(f"{one} cannot be read: permission denied")
-    files = sorted(f for f in folder.glob("*/**/*") if f.suffix.lower() in ENDINGS)  # */: links too
-    named = [(f, f.relative_to(folder).parts) for f in files]
-    return [(f, place[0]) for f, place in named if not any(name[0] == "." for name in place)]
+    return [(f, shown[f][0]) for f in files if f in shown]
 
 
-def _pixels(files: list[Path], size: int, folder: str, option: str) -> Tensor:
+def _pixels(files: list[Path], size: int, folder: str, training: bool) -> Tensor:
     """The images, scaled and cropped to a square of ``size`` pixels unless that is 0."""
     image: Any = require("PIL.Image", extra="data")
     ops: Any = require("PIL.ImageOps", extra="data")
@@ -296,10 +296,10 @@ def _pixels(files: list[Path], size: int, folder: str, option: str) -> Tensor:
     if len(sizes) > 1:
         shown = ", ".join(f"{w}×{h}" for h, w in sizes[:3])
         short = int(np.median([min(pixels.shape[:2]) for pixels in found])) // 8 * 8
-        named = shlex.quote(f"{folder}?size={min(max(short, 8), SQUARE)}")
+        named = shlex.quote(f"{folder}?size={min(max(short, 8), 64)}")  # ResNet-18 is slow above
         raise InputError(
             f"the images have {len(sizes)} different sizes ({shown} …). To scale and crop them to "
-            f"squares, write {option}{named}"
+            f"squares, write {'--data ' * training}{named}"
         )
     grey = all(pixels.ndim == 2 for pixels in found)
     planes = [p[:, :, None].repeat(1 if grey else 3, 2) if p.ndim == 2 else p for p in found]

@@ -212,8 +212,7 @@ class ImageRun:
         saved = checkpoint.load(path)
         images = {"images": self.config["images"]}  # older files have none
         with checkpoint.readable(path):  # older files have the name of the data as it was given
-            there = saved.config["settings"]
-            there["data"] = one_spelling(there["data"])
+            saved.config["settings"]["data"] = one_spelling(saved.config["settings"]["data"])
         checkpoint.check_same_run(path, images | saved.config, self.config)
         with checkpoint.readable(path), torch.no_grad():
             for name, kind in PROGRESS.items():

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 # Kept per mille of the points: 100, 99, ..., 1 and 0.1 percent.
 COVERAGES = np.array([1, *range(10, 1001, 10)])
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-2, 1e2  # bounds of a temperature
+TEMPERATURES = (1e-2, 1e2)  # bounds of a temperature
 
 
 class Reliability(NamedTuple):
@@ -144,7 +144,7 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> float:
     def slope(T: float) -> float:
         return float(((margin / T).softmax(1) * margin).sum(1).mean())
 
-    low, high = MIN_TEMPERATURE, MAX_TEMPERATURE
+    low, high = TEMPERATURES
     if not margin.any():
         return 1.0
     if slope(low) <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_assess_writes_and_says(checkpoint, tmp_path, capsys):
         assert (tmp_path / "a" / f"assessment.{ending}").stat().st_size > 1000
 
 
+def test_a_temperature_at_its_bound_is_no_finding(checkpoint, tmp_path, capsys, monkeypatch):
+    for T in (0.01, 100.0):
+        monkeypatch.setattr("fsmap.metrics.temperature", lambda *_, T=T: T)
+        command = ["assess", str(checkpoint), "--points", "8", "--device", "cpu"]
+        assert main([*command, "--out", str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert f"T = {T:.3f} on held-out images: a bound of the search" in said
+        assert "-confident" not in said
+
+
 def test_assess_as_json(checkpoint, tmp_path, capsys):
     file = checkpoint / "checkpoint.safetensors"
     assert main(["assess", str(file), "--json", "--out", str(tmp_path), "--limit", "8"]) == 0
@@ -87,6 +98,14 @@ def test_an_unwritable_folder_is_refused_first(command, checkpoint, tmp_path, ca
     assert main([command, str(tmp_path / "none"), "--out", str(tmp_path / "new")]) == 2
     assert "there is no checkpoint at" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_the_runs_of_several_seeds_are_named(checkpoint, tmp_path, capsys):
+    for seed in (0, 1):
+        shutil.copytree(checkpoint, tmp_path / "run" / f"seed{seed}")
+    assert main(["assess", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    folders = f"{tmp_path}/run/seed0, {tmp_path}/run/seed1"
+    assert f"Folders that have one: {folders}" in capsys.readouterr().err
 
 
 def test_landscape_of_coarse_steps_is_not_flat(checkpoint, tmp_path, capsys):

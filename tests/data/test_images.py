@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import shlex
 import shutil
 import struct
 from functools import partial
@@ -280,12 +281,24 @@ def test_one_image_in_six_is_test(tmp_path: Path):
 def test_own_test_images_grey_and_sizes(tmp_path: Path):
     photos_in(tmp_path / "train", mode="L", sizes=(12, 16))
     photos_in(tmp_path / "test", mode="L", number=2)
-    with pytest.raises(InputError, match="size"):
+    with pytest.raises(InputError, match="2 different sizes .12×12, 16×16"):
         read_folder(str(tmp_path))
     found = read_folder(f"{tmp_path}?size=8")
     assert found.train.x.shape == (18, 1, 8, 8)
     assert len(found.test.x) == 4
     assert set(found.test.y[:2].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(("sizes", "size"), [((5, 6), 8), ((20, 30, 31), 24), ((90, 300), 64)])
+def test_images_of_different_sizes_have_an_option_to_paste(tmp_path, sizes, size):
+    photos = photos_in(tmp_path / "my photos", sizes=sizes)
+    with pytest.raises(InputError, match=r"--data '[^']*my photos\?size=\d+'") as raised:
+        read_folder(str(photos))
+    (words,) = shlex.split(str(raised.value).partition("--data ")[2])
+    assert words == f"{photos}?size={size}"
+    assert read_folder(words).train.x.shape[-2:] == (size, size)
+    with pytest.raises(InputError, match=r"squares, write '"):  # of p_X: another option
+        read_others(str(photos), (3, size, size))
 
 
 def test_a_folder_with_the_name_of_a_set_does_not_hide_it(tmp_path, monkeypatch):
@@ -357,6 +370,29 @@ def test_folders_that_are_refused(tmp_path: Path):
     (photos / "cat" / "0.png").write_bytes(b"no image")
     with pytest.raises(InputError, match="0.png"):
         read_folder(str(photos))
+
+
+def test_a_class_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypatch):
+    photos = photos_in(tmp_path / "photos")
+    photos_in(tmp_path / "other").joinpath("cat").rename(photos / "dog" / "inner")
+    as_a_user = lambda path, _: path.stat().st_mode & 0o500 == 0o500  # noqa: E731
+    monkeypatch.setattr("os.access", as_a_user)  # root may read everything
+    for folder in (photos / "cat", photos / "dog" / "inner", photos):
+        folder.chmod(0)
+        try:
+            with pytest.raises(InputError, match=f"{folder} cannot be read"):
+                read_folder(str(photos))
+        finally:
+            folder.chmod(0o755)
+    (photos / "cat" / ".hidden").mkdir(0)
+    assert read_folder(str(photos)).classes == ("cat", "dog")
+
+
+def test_no_name_is_not_the_current_folder(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(photos_in(tmp_path / "photos"))
+    for name in ("", "?size=8"):
+        assert main(["train", "--data", name, "--method", "ps-map"]) == 2
+        assert f"{name!r} names no data" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("float32")

@@ -112,6 +112,23 @@ def test_a_finished_or_foreign_checkpoint_is_not_overwritten(tmp_path: Path):
         ImageRun(other, folder=tmp_path, resume=True)
 
 
+def test_another_spelling_of_the_data_is_the_same_run(tmp_path: Path, monkeypatch):
+    trained(folder=tmp_path)
+    for name in ("fashion-mnist", "FMNIST"):
+        assert dataclasses.replace(TINY, data=name) == TINY
+    file = tmp_path / "checkpoint.safetensors"
+    saved = checkpoint.load(file)
+    saved.config["settings"]["data"] = "fashion-mnist"  # as older versions wrote it
+    checkpoint.save(file, saved)
+    assert ImageRun(TINY, folder=tmp_path, resume=True).done
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "fmnist").mkdir()  # "fmnist" without "./" is the set
+    monkeypatch.chdir(tmp_path)
+    named = {"photos/": "photos", "./photos//?size=8": "photos?size=8", "fmnist/": "./fmnist"}
+    for name, same in {**named, f"{tmp_path}/photos/": f"{tmp_path}/photos"}.items():
+        assert dataclasses.replace(TINY, data=name).data == same
+
+
 @pytest.mark.filterwarnings("ignore::fsmap.errors.NonFiniteWarning")
 @pytest.mark.parametrize(("nats", "strength"), [(None, "λ 0.001"), (0.05, "0.05 nats")])
 def test_divergence_names_the_term(nats: float | None, strength: str):

@@ -118,11 +118,7 @@ DATA_DIR = {"--data-dir DIR": (Path, "where to look for data first")}
 CLASSIFIER = {  # of commands that read a checkpoint of ``fsmap train``
     **DATA_DIR,
     **DEVICE,
-    "--model PATH": (
-        str,
-        "the import path given to `fsmap train --model`, if the checkpoint is of a model of "
-        "your own; its code is imported and run",
-    ),
+    "--model PATH": (str, "as in `fsmap train --model`, for a model of your own; its code is run"),
 }
 
 

@@ -23,6 +23,7 @@ from fsmap.errors import CheckpointError, MissingDataError
 from fsmap.files import make_folder, plain, write_whole
 from fsmap.functional import as_device
 from fsmap.images import ImageSettings, build, load_model
+from fsmap.metrics import TEMPERATURES
 from fsmap.paper.report.figures import assessment_figure, save, style
 from fsmap.paper.report.tables import number
 
@@ -67,10 +68,9 @@ def run(arguments: argparse.Namespace) -> None:
         advance=cli.note,
     )
     about: dict[str, Any] = {"checkpoint": str(at), "settings": settings.describe()}
-    about |= {"step": progress["step"], "epoch": len(progress["history"])}
-    about |= {"reg_strength": progress["reg_strength"]}
-    about |= {"test_images": len(test.x), "points": arguments.points}
-    described = plain(about | found.describe())
+    about |= {name: progress[name] for name in ("step", "reg_strength")}
+    about |= {"epoch": len(progress["history"]), "test_images": len(test.x)}
+    described = plain(about | {"points": arguments.points} | found.describe())
     name = "assessment" if arguments.limit is None else f"assessment-{arguments.limit}"
     write_whole(out / f"{name}.json", json.dumps(described, indent=1) + "\n")
     with style():
@@ -107,8 +107,10 @@ def _print(found: shift.Assessment) -> None:
     cli.table(header, [[name, *(cell(values, m) for m in shift.METRICS)] for name, values in sets])
     cli.say()
     if found.temperature is not None:
-        confident = "over" if found.temperature > 1 else "under"
-        cli.say(f"T = {found.temperature:.3f} on held-out images: {confident}-confident")
+        says = "over-confident" if found.temperature > 1 else "under-confident"
+        if found.temperature in TEMPERATURES:
+            says = "a bound of the search, so T and the scaled numbers mean nothing"
+        cli.say(f"T = {found.temperature:.3f} on held-out images: {says}")
     for name, value in found.ood.items():
         cli.say(f"OOD AUROC against {name}: {value:.4f}")
     for name, (value, stderr) in found.laplacian.items():

@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
     write_whole(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")
     with style():
         save(landscape_figure(found), arguments.out, "landscape")
-    step = 2 * arguments.reach / (arguments.steps - 1)
-    within = min(max(1.0, step), arguments.reach)
+    within = min(max(1.0, 2 * arguments.reach / (arguments.steps - 1)), arguments.reach)
     lines = [[name, f"{flatness(one, within):.4g}"] for name, one in found.items()]
     cli.table(["", f"mean rise of the loss, steps up to {within:g}"], lines)
     cli.say(f"{arguments.out}/landscape.json, .svg and .png written")

@@ -17,11 +17,7 @@ from fsmap.paper.report.page import build, find_runs
 from fsmap.paper.rows import RunFolder
 
 OPTIONS = {
-    "folders DIR*": (
-        Path,
-        "folders with runs (default: runs, and results if it exists); of two runs of one "
-        "experiment the full-size one, then the first is shown",
-    ),
+    "folders DIR*": (Path, "folders with runs (runs, results); of two the full-size or first one"),
     "--out DIR": (Path, "default: report", Path("report")),
     "--redraw": (cli.FLAG, "also write summary.json and pictures anew"),
 }

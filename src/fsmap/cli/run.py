@@ -26,11 +26,7 @@ OPTIONS = {
     **cli.DEVICE,
     "--seeds N": (int, "number of seeds"),
     "--set KEY=VALUE": (cli.MANY, "change a field of the config (a list: 1,2,3); can be repeated"),
-    "--resume": (
-        cli.FLAG,
-        "continue an unfinished run, add units that are missing to a finished one, else keep it; "
-        "finished units are not repeated",
-    ),
+    "--resume": (cli.FLAG, "add the units that are missing; finished ones are not repeated"),
     "--force": (cli.FLAG, "start anew; a finished run is kept in DIR/.fsmap/ID.previous"),
     **cli.DATA_DIR,
     "--silent": (cli.FLAG, "no progress bar"),

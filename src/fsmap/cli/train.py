@@ -18,6 +18,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -30,7 +31,7 @@ from fsmap.errors import FsmapError, InputError
 from fsmap.files import commit, exclusive
 from fsmap.functional import as_device
 from fsmap.images import ImageRun, ImageSettings
-from fsmap.images.build import FILE
+from fsmap.images.build import FILE, load_data
 from fsmap.images.step import Group, LostPeerError, processes, torchrun_device
 from fsmap.progress import duration
 
@@ -45,8 +46,7 @@ SETTINGS = {
     "data and model": {
         "--data NAME": "fmnist (default), mnist, cifar10, cifar100 (not the official split), or a "
         "folder of your own images with one sub-folder per class (photos, photos?size=64)",
-        "--model PATH": "resnet18 (default), or package.module:factory?key=value, torchvision's "
-        "and timm's included; its code is imported and run",
+        "--model PATH": "resnet18 (default), or package.module:factory?key=value; its code is run",
         "--width N": "channels of the first stage of resnet18 (64)",
         "--valid N": "number of held-out images (the protocol's)",
         "--split-seed N": "which images are held out (0)",
@@ -58,7 +58,8 @@ SETTINGS = {
     },
     "optimizer: SGD; the defaults are the paper's": {
         "--epochs N": "passes over the data (50)",
-        "--batch-size B": "images a step, over all processes (128)",
+        "--batch-size B": "images a step, over all processes (128; of fewer training images, the "
+        "largest power of 2 up to a quarter of them)",
         "--lr X": "learning rate (0.1)",
         "--momentum X": "momentum of SGD (0.9)",
         "--nesterov": "use Nesterov momentum",
@@ -92,6 +93,8 @@ SETTINGS = {
 """Help of the options that are fields of ``ImageSettings``; one not given keeps its default."""
 
 TYPES = get_type_hints(ImageSettings)
+OF_R = ("px", "num_points", "estimator", "beta", "batchnorm", "every")  # not used by PS-MAP
+NAMED = ("reg_nats", "reg_strength", "sam", "label_smoothing", "weight_decay", "label_noise")
 
 
 def _kind(words: str) -> Any:
@@ -117,16 +120,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 OPTIONS["how it is computed"] |= {
     "--bf16": ({"dest": "precision", "action": "store_const", "const": "bf16"}, "--precision bf16"),
     **cli.DEVICE,
-    "--quick": (cli.FLAG, "a run of seconds; generated images, unless --data is a folder"),
+    "--quick": (cli.FLAG, "a trial, replaced by the next; generated images if --data is no folder"),
 }
 OPTIONS["files and time"] = {
     "--seeds N,N": (_seeds, "one run each (default: 0)", [0]),
-    "--out DIR": (Path, "folder for checkpoint.safetensors and log.jsonl"),
+    "--out DIR": (Path, "folder of the run (default: in runs/train, by data, method, seed …)"),
     "--resume": (cli.FLAG, "continue from the checkpoint, if any"),
-    "--checkpoint-every STEPS": (
-        cli.count,
-        "steps between checkpoints (default: at the end of an epoch, at most once a minute)",
-    ),
+    "--checkpoint-every STEPS": (cli.count, "steps between checkpoints (an epoch, over a minute)"),
     "--max-seconds T": (SECONDS, "stop with a checkpoint after T seconds; exit code 3", math.inf),
     **cli.DATA_DIR,
     "--silent": (cli.FLAG, "no progress bar"),
@@ -143,10 +143,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--reg-nats and --reg-strength both set the strength: give one of them")
     if arguments.method == "ps-map" and (arguments.reg_nats or arguments.reg_strength):
         raise InputError("--reg-nats and --reg-strength are strengths of l-map, not of ps-map")
+    unused = [f"--{n.replace('_', '-')}" for n in OF_R if getattr(arguments, n) is not None]
     device = arguments.device = torchrun_device(as_device(arguments.device))
     seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:
         say = cli.say if group.rank == 0 else lambda _: None
+        if arguments.method == "ps-map" and unused and group.rank == 0:
+            cli.note(f"no effect with ps-map, which has no R: {', '.join(unused)}")
         for seed in seeds:
             settings = settings_of(arguments, seed, device)
             folder = _folder(arguments, settings)
@@ -168,15 +171,18 @@ def _train(
     arguments: argparse.Namespace, settings: ImageSettings, folder: Path, group: Group, left: float
 ) -> ImageRun:
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
-        run = ImageRun(
-            settings,
-            device=arguments.device,
-            folder=folder,
-            resume=arguments.resume,
-            data_dir=arguments.data_dir,
-            group=group,
-            about={"commit": commit(), "command": arguments.command},
-        )
+        if arguments.quick and arguments.out is None and not arguments.resume:
+            (folder / FILE).unlink(missing_ok=True)
+        px = settings.px if settings.regularized else None
+        task = load_data(settings, arguments.data_dir, px)
+        images, usual = len(task.train.x), settings.batch_size
+        if arguments.batch_size is None and images < usual:
+            settings = replace(settings, batch_size=max(2, 1 << (images // 4).bit_length() >> 1))
+            if group.rank == 0:
+                cli.say(f"fewer training images than {usual}: --batch-size {settings.batch_size}")
+        own: dict[str, Any] = {n: getattr(arguments, n) for n in ("device", "resume", "data_dir")}
+        own["about"] = {"commit": commit(), "command": arguments.command}
+        run = ImageRun(settings, task=task, folder=folder, group=group, **own)
         if group.rank == 0:
             cli.say(_opening(run, folder))
         every, shown = arguments.checkpoint_every, not arguments.silent
@@ -192,6 +198,9 @@ def _folder(arguments: argparse.Namespace, settings: ImageSettings) -> Path:
     out: Path | None = arguments.out
     if out is None:
         px = re.sub(r"[^\w.]+", "-", f"-{settings.px.replace('*', '')}") * settings.regularized
+        usual = {**vars(ImageSettings), **NATS, "reg_strength": None}
+        given = ((n, getattr(arguments, n)) for n in NAMED)
+        px += "".join(f"-{n}-{v:g}" for n, v in given if v not in (None, usual[n]))
         px += "-quick" if arguments.quick else "-generated" * settings.generated
         path = Path(settings.data.partition("?")[0])
         parts = (part for part in path.parts[-2:] if part not in ("..", "/"))
@@ -210,14 +219,19 @@ def _opening(run: ImageRun, folder: Path) -> str:
     size = sum(p.numel() for p in run.module.parameters())
     where = f"from step {run.step} of {run.steps}" if run.step else f"{run.steps} steps"
     strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
-    about_r = f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}" * s.regularized
+    about_r = f"{strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}, S = {s.num_points}"
+    about_r = f", {about_r}, every = {s.every}" * s.regularized
+    shares = {"SAM": s.sam, "label smoothing": s.label_smoothing, "label noise": s.label_noise}
+    more = "".join(f", {name} {share:g}" for name, share in shares.items() if share)
     sizes = task.train.y.bincount(minlength=task.classes).tolist()
     classes = ", ".join(f"{name} {n}" for name, n in zip(task.names, sizes, strict=False))
     classes = f"training images by class: {classes}\n" if classes else ""
     return (
         f"{s.data}{' (generated images)' * s.generated}: {len(task.train.x)} training, "
         f"{len(task.valid.x)} held-out, {len(task.test.x)} test images; "
-        f"{s.model} with {size:,} parameters\n{classes}{s.method}{about_r}\n"
+        f"{s.model} with {size:,} parameters\n{classes}{s.method}{about_r}{more}\n"
+        f"{s.epochs} epochs in batches of {s.batch_size}, learning rate {s.lr:g}, "
+        f"weight decay {s.weight_decay:g}, seed {s.seed}\n"
         f"{where} on {run.device}, {s.precision}; writing {folder}"
     )
 
@@ -229,6 +243,8 @@ def _closing(run: ImageRun) -> str:
     if len(run.task.valid.x):
         T = metrics.temperature(*run.logits("valid"))
         scaled = f", NLL {metrics.nll(logits / T, y):.4f} after temperature scaling (T {T:.2f})"
+        if T in metrics.TEMPERATURES:
+            scaled = f", no temperature (T {T:g} is a bound of the search and means nothing)"
     strength = f", λ {run.history[-1]['reg_strength']:.2g} at the end" if with_r else ""
     return (
         f"test: accuracy {100 * metrics.accuracy(logits, y):.2f} %, NLL "

@@ -17,7 +17,9 @@ import gzip
 import hashlib
 import json
 import math
+import os
 import re
+import shlex
 import struct
 from collections.abc import Callable
 from functools import lru_cache
@@ -192,8 +194,24 @@ class ImageFolder(NamedTuple):
 def is_folder(data: str) -> bool:
     """Whether a data set is named by a path; a name of the catalogue wins over a folder."""
     path = data.partition("?")[0]
-    names = (name for one in catalogue().values() for name in (one.name, *one.aliases))
-    return "/" in path or "\\" in path or (path.lower() not in names and Path(path).is_dir())
+    if not path:
+        raise InputError(f"{data!r} names no data. Give a set or a folder; '.' is the current one.")
+    return "/" in path or "\\" in path or (not _shortest(path) and Path(path).is_dir())
+
+
+def one_spelling(data: str) -> str:
+    """The shortest spelling of a set's name; a folder without ``./`` and a ``/`` at the end."""
+    path, mark, option = data.partition("?")
+    short = str(Path(path))
+    if is_folder(data):
+        return (short if is_folder(short) else f"./{short}") + mark + option
+    return _shortest(data) or data
+
+
+def _shortest(name: str) -> str:
+    """The shortest spelling of a name in the catalogue, empty for another name."""
+    spelled = ((one.name, *one.aliases) for one in catalogue().values())
+    return next((min(names, key=len) for names in spelled if name.lower() in names), "")
 
 
 @lru_cache(maxsize=2)
@@ -221,7 +239,7 @@ def read_folder(data: str, least: int = 2) -> ImageFolder:
             f"{path} has the sub-folders {' and '.join(classes)}, which are no classes. Name them "
             "train and test."
         )
-    pixels = _pixels([file for one in listed for file, _ in one], int(size or 0))
+    pixels = _pixels([file for one in listed for file, _ in one], int(size or 0), text, least > 1)
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
     if len(parts) == 2:
         n = len(listed[0])
@@ -247,12 +265,17 @@ def mixed(y: Tensor, seed: int) -> Tensor:
 
 def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
     """The images in sub-folders, in order, and the name of the sub-folder."""
-    files = sorted(f for f in folder.glob("*/**/*") if f.suffix.lower() in ENDINGS)  # */: links too
-    named = [(f, f.relative_to(folder).parts) for f in files]
-    return [(f, place[0]) for f, place in named if not any(name[0] == "." for name in place)]
+    folders = (folder, *folder.glob("*/**/"))  # */: links too
+    files = sorted(f for f in folder.glob("*/**/*") if f.suffix.lower() in ENDINGS)
+    named = {f: f.relative_to(folder).parts for f in (*folders, *files)}
+    shown = {f: place for f, place in named.items() if not any(name[0] == "." for name in place)}
+    for one in filter(shown.__contains__, folders):
+        if not os.access(one, os.R_OK | os.X_OK):  # glob leaves it out without an error
+            raise InputError(f"{one} cannot be read: permission denied")
+    return [(f, shown[f][0]) for f in files if f in shown]
 
 
-def _pixels(files: list[Path], size: int) -> Tensor:
+def _pixels(files: list[Path], size: int, folder: str, training: bool) -> Tensor:
     """The images, scaled and cropped to a square of ``size`` pixels unless that is 0."""
     image: Any = require("PIL.Image", extra="data")
     ops: Any = require("PIL.ImageOps", extra="data")
@@ -272,9 +295,11 @@ def _pixels(files: list[Path], size: int) -> Tensor:
     sizes = sorted({pixels.shape[:2] for pixels in found})
     if len(sizes) > 1:
         shown = ", ".join(f"{w}×{h}" for h, w in sizes[:3])
+        short = int(np.median([min(pixels.shape[:2]) for pixels in found])) // 8 * 8
+        named = shlex.quote(f"{folder}?size={min(max(short, 8), 64)}")  # ResNet-18 is slow above
         raise InputError(
-            f"the images have {len(sizes)} different sizes ({shown} …). Add ?size=64 to the folder "
-            "(or another number) to scale and crop them to a square."
+            f"the images have {len(sizes)} different sizes ({shown} …). To scale and crop them to "
+            f"squares, write {'--data ' * training}{named}"
         )
     grey = all(pixels.ndim == 2 for pixels in found)
     planes = [p[:, :, None].repeat(1 if grey else 3, 2) if p.ndim == 2 else p for p in found]

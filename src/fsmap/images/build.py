@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.data.catalogue import Folder, locate
-from fsmap.data.images import ImageSet, ImageTask, Normalization, facts_of, load_task
+from fsmap.data.images import ImageSet, ImageTask, Normalization, facts_of, load_task, one_spelling
 from fsmap.errors import CheckpointError, FsmapError, InputError, UnsupportedModuleError
 from fsmap.functional import evaluation_mode
 from fsmap.linalg.estimators import by_name
@@ -85,6 +85,7 @@ class ImageSettings:
     deterministic: bool = False  #: on CUDA too, a resumed run has the same bits
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "data", one_spelling(self.data))
         by_name(self.estimator)
         check_mode(self.batchnorm)
         for name, allowed in CHOICES.items():
@@ -163,12 +164,11 @@ def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module
     """Build a model; torch's own generator is left as it was.
 
     Args:
-        name: ``resnet18``, or ``package.module:factory`` with options behind a question mark:
-            ``torchvision.models:resnet18?num_classes=10``, ``mynet:make?depth=3&act='gelu'``. The
-            current folder is looked into as well.
+        name: ``resnet18``, or ``package.module:factory`` with options behind a question mark, such
+            as ``mynet:make?depth=3&act='gelu'``. The current folder is looked into as well.
         offered: What the caller knows, such as ``classes``, ``channels``, ``width``: passed where
-            the factory has a parameter of that name (``num_classes`` and ``in_chans`` are
-            understood) and the options do not say otherwise.
+            the factory has a parameter of that name (or ``num_classes``, ``in_chans``) and the
+            options do not say otherwise.
         seed: Of the initial weights.
 
     Example:
@@ -310,27 +310,25 @@ def load_model(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The model of a checkpoint, as it would be deployed.
 
-    A file never decides which code runs: models of this package are built by name, any other one
-    only if the caller names it again.
-
     Args:
         path: The file, or the folder it is in.
         device: Where to put the model.
-        model: The model of the checkpoint, if it is not one of this package: the import path that
-            was given to ``fsmap train --model`` (importing it runs its code), or a module.
+        model: The model of the checkpoint, if it is not one of this package, for a file must not
+            decide which code runs: its import path (importing it runs its code), or a module.
 
     Returns:
         The module in ``eval()`` mode, and the progress of its run: ``step``, ``history``,
-        ``reg_strength``, under ``settings`` the :class:`ImageSettings` it was made with, under
-        ``images`` their shape, classes, normalization and, of a folder, the names of the classes,
-        and under ``data`` their checksums.
+        ``reg_strength``, ``settings``, under ``images`` their shape, classes, normalization and, of
+        a folder, the names of the classes, and under ``data`` their checksums.
 
     Raises:
-        CheckpointError: If it is damaged, not of an image run, of another model, or of a model that
-            has to be named by the caller.
+        CheckpointError: If it is damaged, not of an image run, or of another model.
     """
     path = Path(path)
+    inside = ", ".join(str(one.parent) for one in sorted(path.glob(f"*/{FILE}"))[:8])
     path = path / FILE if path.is_dir() else path
+    if inside and not path.exists():
+        raise CheckpointError(f"there is no checkpoint at {path}. Folders that have one: {inside}")
     saved = checkpoint.load(path, hint="Restore a copy, or name another one.")
     if saved.config.get("kind") != "images":
         raise CheckpointError(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fsmap import metrics
 from fsmap.data.catalogue import Folder
-from fsmap.data.images import ImageTask
+from fsmap.data.images import ImageTask, one_spelling
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.files import write_whole
 from fsmap.images import build
@@ -211,6 +211,8 @@ class ImageRun:
             )
         saved = checkpoint.load(path)
         images = {"images": self.config["images"]}  # older files have none
+        with checkpoint.readable(path):  # older files have the name of the data as it was given
+            saved.config["settings"]["data"] = one_spelling(saved.config["settings"]["data"])
         checkpoint.check_same_run(path, images | saved.config, self.config)
         with checkpoint.readable(path), torch.no_grad():
             for name, kind in PROGRESS.items():

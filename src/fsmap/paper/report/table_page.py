@@ -10,7 +10,7 @@ import torch
 
 import fsmap
 from fsmap import metrics
-from fsmap.metrics import MAX_TEMPERATURE, MIN_TEMPERATURE
+from fsmap.metrics import TEMPERATURES
 from fsmap.paper.report.figures import COLORS, MUTED, axes, style
 from fsmap.paper.report.page import environment, theme
 from fsmap.paper.report.picture import picture
@@ -207,8 +207,8 @@ def _figure(fitted: Fitted) -> Figure:
 
 
 def _cell(name: str, value: Any) -> str:
-    if name == "temperature" and not MIN_TEMPERATURE < value < MAX_TEMPERATURE:
-        return f"≤ {MIN_TEMPERATURE:g}" if value <= MIN_TEMPERATURE else f"≥ {MAX_TEMPERATURE:g}"
+    if name == "temperature" and value in TEMPERATURES:
+        return f"{'≤' if value < 1 else '≥'} {value:g}"
     if name in PERCENT:
         return f"{100 * value:.1f} %"
     # three digits, zeros included, so that a column can be compared

@@ -367,11 +367,15 @@ def embedding_bag(*args: Any, **options: Any) -> Tensor:
     """``F.embedding_bag`` of ``[B, L]``, which has neither forward mode nor a second derivative."""
     given = options | dict(zip(BAG, args, strict=False))
     mode, row, scales = (given.get(name) for name in ("mode", "padding_idx", "per_sample_weights"))
-    if mode == "max" or not given.get("offsets") is given.get("max_norm") is None:
+    rare = mode == "max" and row is not None
+    if rare or not given.get("offsets") is given.get("max_norm") is None:
         return F.embedding_bag(**given)
     input, weight = given["input"], given["weight"]
+    rows = F.embedding(input, weight)
+    if mode == "max":
+        return rows.amax(1)
     kept: Tensor = (input != (-1 if row is None else row % len(weight))).to(weight.dtype)  # [B, L]
-    rows = F.embedding(input, weight) * (kept if scales is None else kept * scales)[..., None]
+    rows = rows * (kept if scales is None else kept * scales)[..., None]
     return rows.sum(1) if mode == "sum" else rows.sum(1) / kept.sum(1, keepdim=True).clamp(min=1)
 
 

@@ -121,7 +121,8 @@ CALLS = {
         net, px, num_points=4, probes=2.5; net, px, num_points=0
     """,
     "LogTrace({})": """
-        -0.1 | nats; nan | nats; inf | nats; None | nats; "strong" | nats; "0.1" | nats
+        -0.1 | 0.01 to 0.1; nan | nats; inf | nats; None | nats; "strong" | nats; "0.1" | nats;
+        True | nats
     """,
     "suggest_strength(LaplacianPenalty(net, px, num_points=4), {})": """
         loss=nan; loss=-1.0; loss=0.0; loss=inf; loss=1.0, draws=0

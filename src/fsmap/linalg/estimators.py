@@ -153,8 +153,7 @@ class Forward(Estimator):
         """The unperturbed pass comes first; all passes share their random layers."""
         f, params, x, _ = site
         check_differences(f)
-        device = next(iter(params.values())).device
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(next(iter(params.values())).device.type, enabled=False):
             replay = NoiseReplay(f, params)
             out, state = run(f, params, x)
             padding = getattr(f, "padding", {})
@@ -167,8 +166,7 @@ class Forward(Estimator):
                 return f({name: p + scale * psi[name] for name, p in params.items()}, x)
 
             high, low = (end * self.beta for end in self.ends)
-            difference = flat(moved(high) - moved(low), x) / (high - low)
-            value = site.resolve(out).quadratic(difference)
+            value = site.resolve(out).quadratic(flat(moved(high) - moved(low), x) / (high - low))
             return Pass(value, out, state, accumulate(out.detach()).square().sum())
 
 

@@ -321,8 +321,7 @@ class _Run:
                 for group in optimizer.param_groups:
                     angle = math.pi * (step - 1) / self.steps
                     group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(angle))
-                out = _apply(self.net, params, self.x[rows])
-                losses = row_losses(out, self.y[rows])
+                losses = row_losses(_apply(self.net, params, self.x[rows]), self.y[rows])
                 squares = torch.stack([p.square().flatten(1).sum(1) for p in params.values()])
                 loss = losses.mean(1).sum() + (decay / 2 * squares.sum(0)).sum()
                 if regularized and step % EVERY == 0:

@@ -363,8 +363,7 @@ class TheoryFlat(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         gap, residual = (tables.line(rows, "noise_std", metric=m).mean for m in self.metrics)
-        several = len(gap) > 1
-        slope = np.polyfit(np.log(residual), np.log(gap), 1)[0] if several else math.nan
+        slope = np.polyfit(np.log(residual), np.log(gap), 1)[0] if len(gap) > 1 else math.nan
         best, at = [*gap, math.nan][0], [*residual, math.nan][0]
         seeds = len({row.seed for row in rows})
         return [

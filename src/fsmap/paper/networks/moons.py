@@ -337,8 +337,7 @@ def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
     for some in tables.group(rows, "seed", **where).values():
         ordered = sorted(some, key=lambda row: row.config["jitter"])
         fields = torch.tensor([row.value for row in ordered], dtype=torch.float64)  # [k, n]
-        steps = (fields[1:] - fields[:-1]).abs().mean(1)
-        share = steps / (fields[-1] - 0.5).abs().mean()
+        share = (fields[1:] - fields[:-1]).abs().mean(1) / (fields[-1] - 0.5).abs().mean()
         place = int(share.argmax())
         found.append((float(share[place]), float(ordered[place + 1].config["jitter"])))
     return max(found)

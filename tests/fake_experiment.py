@@ -108,8 +108,7 @@ def only(*classes: type[Experiment]) -> Iterator[None]:
 def run(out: Path, *names: str, notes: list[str] | None = None, **options):
     """Outcomes of a silent run."""
     say = [].append if notes is None else notes.append
-    settings = Options(out=out, silent=True, **options)
-    return list(engine.run(names or ("squares",), settings, say))
+    return list(engine.run(names or ("squares",), Options(out=out, silent=True, **options), say))
 
 
 def kill_at(n: int):

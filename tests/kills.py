@@ -142,8 +142,7 @@ class Model(Work):
 
     def start(self, folder: Path) -> None:
         model = load_model(folder / "model.pt")
-        changed = model._replace(target=model.target._replace(why="another"))
-        changed.save(folder / "model.pt")
+        model._replace(target=model.target._replace(why="another")).save(folder / "model.pt")
 
     def finish(self, folder: Path) -> Any:
         self.start(folder)
@@ -156,8 +155,7 @@ class Data(Work):
     def finish(self, folder: Path) -> Any:
         fetch.find = lambda _: SET
         fetch.read_url = lambda *_: gzip.compress(TABLE)
-        found = fetch.get("toy", folder)
-        return found["table.csv"].read_bytes()
+        return fetch.get("toy", folder)["table.csv"].read_bytes()
 
 
 WORKS: dict[str, tuple[Work, int]] = {  # and how often, of a hundred

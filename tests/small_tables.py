@@ -22,8 +22,7 @@ def houses(path: Path, rows: int = 120, seed: int = 0) -> Path:
         writer.writerow(["id", "size", "age", "town", "country", "price"])
         for k in range(rows):
             old = "" if gap[k] else f"{age[k]:.1f}"
-            line = [f"house {k}", f"{size[k]:.1f}", old, town[k], "CH", f"{price[k]:.2f}"]
-            writer.writerow(line)
+            writer.writerow([f"house {k}", f"{size[k]:.1f}", old, town[k], "CH", f"{price[k]:.2f}"])
     return path
 
 

@@ -469,5 +469,4 @@ def test_a_command_ends_with_one_message_and_exit_code_two(line, word, files, mo
     assert word.replace("-", "_") in said.replace("-", "_")
     assert "Traceback" not in said
     assert "\n\n" not in said
-    after = sorted(path for path in files.rglob("*") if "__pycache__" not in path.parts)
-    assert after == before
+    assert sorted(path for path in files.rglob("*") if "__pycache__" not in path.parts) == before

@@ -261,8 +261,7 @@ def test_every_point_is_equally_likely_at_every_place(total, n):
     p = 1 / total
     error = 5 * math.sqrt(p * (1 - p) / draws)
     for place in range(n):
-        share = rows[:, place].bincount(minlength=total) / draws
-        assert ((share - p).abs() < error).all()
+        assert ((rows[:, place].bincount(minlength=total) / draws - p).abs() < error).all()
 
 
 def test_draws(distribution):
@@ -299,8 +298,7 @@ def test_dtype_follows_the_bounds(make, dtype):
 def test_several_inputs_and_plain_numbers():
     a, b = Empirical((X, Y)).sample(6, source())
     assert torch.equal(a[:, 0], 3.0 * b)
-    items = [((x, i), i) for x, i in zip(X, Y, strict=True)]
-    a, b = Empirical(Items(items)).all()
+    a, b = Empirical(Items([((x, i), i) for x, i in zip(X, Y, strict=True)])).all()
     assert torch.equal(a, X)
     assert torch.equal(b, Y)
     assert torch.equal(Empirical(Items([1.0, 2.0])).all(), torch.tensor([1.0, 2.0]))

@@ -80,8 +80,7 @@ def test_checkpointing_is_refused(product, seeded):
     """Its backward pass would run at other parameters."""
     options = {"use_reentrant": False, "preserve_rng_state": False}
     forward = lambda m, x: m[1](checkpoint(m[0], x, **options).tanh())  # noqa: E731
-    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    f, params = fsmap.functional(net, forward=forward)
+    f, params = fsmap.functional(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), forward=forward)
     with pytest.raises(UnsupportedModuleError, match="checkpointing"):
         product(f, params, torch.ones(2, 2))
 

@@ -206,8 +206,7 @@ def test_gradient_of_products(kind, how):
 def test_eager_passes_use_dual_tensors(kind):
     f, shape = ALL[kind]
     x, psi, _ = draws(shape)
-    leaf = x.clone().requires_grad_()
-    found = by_duals(safe(f), leaf, psi)
+    found = by_duals(safe(f), x.clone().requires_grad_(), psi)
     expected = jvp(safe(f), (x,), (psi,))[1]
     torch.testing.assert_close(found, expected.reshape(found.shape), rtol=1e-12, atol=1e-12)
     assert by_duals.tried == [True]

@@ -51,8 +51,7 @@ def test_resnet50_puts_the_stride_first(seeded: None):
     assert block.conv1.stride == block.shortcut[0].stride == (2, 2)
     assert block.conv2.stride == (1, 1)
     assert net.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 5)
-    full = sum(p.numel() for p in resnet50(1000).parameters())
-    assert full == 25_557_032  # as torchvision's
+    assert sum(p.numel() for p in resnet50(1000).parameters()) == 25_557_032  # as torchvision's
 
 
 def keras_files(tmp_path: Path, net: ResNet) -> dict[str, Path]:

@@ -48,8 +48,7 @@ def test_is_the_sum_of_log_densities(scale, mean):
     term.check(PARAMS)
     value = term.value(PARAMS)
     assert value.shape == ()
-    expected = slow(scale, 0.0 if mean is None else mean)
-    assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    assert_close(value, slow(scale, 0.0 if mean is None else mean), rtol=1e-12, atol=1e-12)
 
 
 PRIORS = {

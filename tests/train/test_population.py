@@ -127,8 +127,7 @@ CHUNKED = [
 def test_a_member_is_the_same_run_alone(name: str, chunk: object):
     build, axes = BUILDS[name]
     knobs = RUN | {"steps": 8, "chunk": chunk, "clip": 3.0, "schedule": Schedule(warmup=5)}
-    grid = Grid(**axes, seed=[0, 7])
-    assert_members_are_runs_alone(build, grid, f, data(), **knobs)
+    assert_members_are_runs_alone(build, Grid(**axes, seed=[0, 7]), f, data(), **knobs)
 
 
 def test_a_resumed_population_keeps_r0(tmp_path: Path):

@@ -66,8 +66,7 @@ def test_every_split_has_its_own_data():
 
 def test_diverged_members_cannot_win():
     grid = Grid(lam=[1, 2, 3, 4])
-    states = predicts(grid, [5.0, 0.0, 1.0, math.nan], diverged=(1,))
-    found = select(states, on=ZEROS, by=error)
+    found = select(predicts(grid, [5.0, 0.0, 1.0, math.nan], diverged=(1,)), on=ZEROS, by=error)
     assert found.choices[0].config == {"lam": 3}
     assert found.values.tolist() == [5.0, math.inf, 1.0, math.inf]
     with pytest.raises(DivergedError, match=r"no configuration to choose: all diverged"):

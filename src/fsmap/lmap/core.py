@@ -377,10 +377,8 @@ class Regularizer:
         params = self.params()
         self._names = tuple(params)
         drawn = self.draw(x, params) if drawn is None else drawn
-        captured = capturing(
-            next(iter(params.values())).device
-        )  # then it has been evaluated before
-        replay = nullcontext if captured else NoiseReplay(self.f, params)
+        device = next(iter(params.values())).device  # if it captures, R has been evaluated before
+        replay = nullcontext if capturing(device) else NoiseReplay(self.f, params)
         try:
             return self._evaluate(x, drawn, params, compiled)
         except ForwardModeError as error:

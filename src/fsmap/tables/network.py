@@ -206,11 +206,7 @@ def best(found: dict[str, Learned]) -> str:
 
 
 def assign_folds(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> Tensor:
-    """The member that holds out each row, ``[N]``; -1: none.
-
-    Several members hold out a part each, together all rows. One member holds out ``share`` of them.
-    Every class is split evenly.
-    """
+    """The member that holds out each row, evenly by class; one alone: a ``share``, else -1: [N]."""
     num_rows = len(y)
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
     if not y.is_floating_point():
@@ -408,15 +404,11 @@ class _Track:
 
 
 def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -> Learned:
-    """A linear model, trained to its minimum; the weight decay is chosen by held-out rows.
-
-    With more columns than rows the solver sees the coordinates of the rows in their own span: a
-    rotation does not change the weight decay.
-    """
+    """A linear model, trained to its minimum; the weight decay is chosen by held-out rows."""
     labels = not y.is_floating_point()
     outputs = int(y.max()) + 1 if labels else y.shape[1]
     x, y, back = x.double(), y if labels else y.double(), None
-    if x.shape[1] > len(x):
+    if x.shape[1] > len(x):  # coordinates in the rows' span: no rotation changes the weight decay
         squares, u = torch.linalg.eigh(x @ x.T)
         root = squares.clamp_min(1e-10 * float(squares.max())).sqrt()
         back = x.T @ (u / root)  # [D, N]

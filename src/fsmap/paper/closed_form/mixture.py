@@ -310,14 +310,10 @@ def authors_grid(config: BMAConfig, data: Batch, alpha: float, peak: Tensor) -> 
 
 
 def by_nuts(config: BMAConfig, data: Batch, alpha: float) -> ChainMean:
-    r"""E[exp θ] by NUTS, in coordinates z in which the posterior is easy to sample.
-
-    $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 on the right, where the
-    likelihood falls steeply, and slope α on the plateau at the left.
-    """
+    """E[exp θ] by NUTS, in coordinates z in which the posterior is easy to sample."""
     posterior = log_density(data, config.noise_std, alpha)
 
-    def theta_of(z: Tensor) -> Tensor:
+    def theta_of(z: Tensor) -> Tensor:  # slope 1 at the right, where p falls; α on the plateau
         return z - (alpha - 1) * torch.nn.functional.softplus(-z)
 
     def log_density_of(z: Tensor) -> Tensor:

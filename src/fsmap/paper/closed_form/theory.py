@@ -49,15 +49,12 @@ Function = Callable[[Tensor, Tensor], Tensor]  # θ [P] and x [S] to [S]
 
 
 def maximize(objective: Callable[[Tensor], Tensor], start: Tensor, *, steps: int = 100) -> Tensor:
-    """Climb to a local maximum by Newton's method, to machine precision, ``[P]`` to ``[P]``.
-
-    Curvatures enter by their absolute value, so that every step goes uphill; it is halved if not.
-    """
+    """Climb to a local maximum by Newton's method, to machine precision, ``[P]`` to ``[P]``."""
     theta, length = start.detach().clone(), float("inf")
     gradient, hessian = torch.func.grad(objective), torch.func.hessian(objective)
     for _ in range(steps):
         curvature, axes = torch.linalg.eigh(-hessian(theta))
-        scale = curvature.abs().clamp_min(1e-12)
+        scale = curvature.abs().clamp_min(1e-12)  # so that a step goes uphill; else it is halved
         step = axes @ ((axes.mT @ gradient(theta)) / scale)
         step = step * min(1.0, 2.0 / max(float(step.norm()), 1e-300))
         before = objective(theta)

@@ -129,9 +129,3 @@ def test_parameters_come_back_after_an_error() -> None:
     with pytest.raises(KeyboardInterrupt):
         fsmap.InPlacePenalty(module, PX, num_points=S).backward()
     assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
-
-
-def test_the_older_fsdp_is_refused() -> None:
-    FSDP1 = type("FullyShardedDataParallel", (nn.Sequential,), {})  # recognized by its name
-    with pytest.raises(UnsupportedModuleError, match=r"FSDP1.*Use .*fully_shard \(FSDP2\)"):
-        fsmap.InPlacePenalty(FSDP1(network()), PX, num_points=S)

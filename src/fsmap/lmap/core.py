@@ -135,8 +135,7 @@ def evaluate(
     parts: tuple[Tensor, ...] = ()
     made_by, rebuild = f, None
     if x is not None:
-        records = frozen and any(name.endswith("running_mean") for name in buffers)
-        with bn.recording(changes) if records else nullcontext():
+        with bn.recording(changes) if frozen and buffers else nullcontext():
             try:
                 out, state = f.with_state(params, x, buffers)
             except FAILURES as error:

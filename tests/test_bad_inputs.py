@@ -233,6 +233,7 @@ CALLS = {
         Uniform(1.0, 0.0, shape=2) | low; Uniform(0.0, nan, shape=2) | finite;
         Normal(shape=2).sample(0, generator) | n; Normal(shape=2).sample(3, 0) | Generator;
         Empirical(x[:0]) | point; Empirical(None) | None; Empirical(x * nan) | NaN;
+        Empirical(np.array([inf])) | points; Empirical(x[0, 0]) | dimension; Empirical({}) | tensor;
         Lattice(0.0, 1.0, 0) | num; Lattice(1.0, 0.0, 3) | low; Uniform(1, 1) | below;
         Uniform([0, 3], [1, 2]) | below; Uniform([0, 0], [1, 1, 1]) | shapes;
         Normal(inf) | finite; Normal(0.0, [1.0, 0.0]) | finite;

@@ -214,10 +214,7 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.array([np.inf]), "points"),
         ({"a": X, "b": Y[:5]}, "dimension"),
-        (torch.tensor(1.0), "dimension"),
-        ({}, "tensor"),
         (Items([]), "empty"),
         (DataLoader(Stream(0)), "empty"),
         (Items([X[0], X[0, :2]]), "tensors"),
@@ -226,7 +223,6 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
         (("a", "b"), "tensors"),
         (list(X), "Allowed"),
         (Stream(), "Allowed"),
-        ("train", "distribution"),
     ],
     ids=lambda value: type(value).__name__,
 )

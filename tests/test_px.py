@@ -157,8 +157,7 @@ def test_draws_rows_without_repeats():
 def test_dicts_stay_together(data):
     x = Empirical(data).to(dtype=torch.float32).sample(6, source())
     assert type(x) is dict
-    assert x["ids"].dtype == torch.int64
-    assert x["x"].dtype == torch.float32
+    assert (x["ids"].dtype, x["x"].dtype) == (torch.int64, torch.float32)
     assert torch.equal(x["ids"] * 3, x["x"][:, 0].long())
 
 

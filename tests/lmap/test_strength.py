@@ -258,8 +258,7 @@ def test_half_precision_is_widened():
     assert value.dtype == torch.float32
     assert value.item() == pytest.approx(NATS * math.log(101), rel=1e-6)
     penalty.half()
-    assert penalty.mean.dtype == torch.float32
-    assert penalty.mean == 300
+    assert (penalty.mean.dtype, penalty.mean) == (torch.float32, 300)
     assert penalty(torch.ones(1)).shape == ()
 
 

@@ -32,8 +32,7 @@ def test_it_is_the_papers_network():
     grey = resnet18(channels=1, generator=generator())
     assert sum(p.numel() for p in grey.parameters()) == 11_173_962 - 2 * 64 * 9
     sizes = [tuple(m.weight.shape) for m in net.modules() if isinstance(m, nn.Conv2d)]
-    assert len(sizes) == 20
-    assert sizes[0] == (64, 3, 3, 3)
+    assert (len(sizes), sizes[0]) == (20, (64, 3, 3, 3))
     assert sizes[-1] == (512, 512, 3, 3)
 
 

@@ -38,8 +38,7 @@ def test_each_seed_chooses_for_itself():
     assert [c.config for c in found.choices] == [{"lam": 2}, {"lam": 3}]
     assert [c.value for c in found.choices] == [1.0, 2.0]
     assert found.values.tolist() == [5.0, 5.0, 1.0, 4.0, 3.0, 2.0]
-    assert found[1].params["w"].tolist() == [2.0]
-    assert len(found) == 2
+    assert (found[1].params["w"].tolist(), len(found)) == ([2.0], 2)
 
 
 @pytest.mark.parametrize(

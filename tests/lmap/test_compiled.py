@@ -63,14 +63,9 @@ class Masked(nn.Module):
         return self.head(self.attention(x, mask[:, None, None]).mean(1))
 
 
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
-
-
-def partly() -> nn.Sequential:
-    found = mlp()
-    found[0].requires_grad_(False)
-    return found
+def mlp(frozen: bool = False) -> nn.Sequential:
+    first = nn.Linear(3, 5).requires_grad_(not frozen)
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(5, 2))
 
 
 def cnn() -> nn.Sequential:
@@ -90,7 +85,7 @@ def masked_points(n: int) -> dict[str, Tensor]:
 Case = tuple[Callable[[], nn.Module], Callable[[int], Any]]
 CASES: dict[str, Case] = {
     "mlp": (mlp, lambda n: torch.randn(n, 3)),
-    "frozen part": (partly, lambda n: torch.randn(n, 3)),
+    "frozen part": (lambda: mlp(frozen=True), lambda n: torch.randn(n, 3)),
     "cnn": (cnn, lambda n: torch.randn(n, 1, 4, 4)),
     "encoder": (encoder, lambda n: torch.randn(n, 4, 8)),
     "decoder, tied": (Decoder, lambda n: torch.randint(0, 5, (n, 4))),

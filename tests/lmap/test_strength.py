@@ -119,8 +119,7 @@ def test_steps_without_r_are_left_out():
 
 
 def test_the_mean_moves_once_per_optimizer_step():
-    weight = nn.Parameter(torch.ones(()))
-    optimizer = torch.optim.SGD([weight], lr=0.0)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=0.0)
     whole, parts = fsmap.LogTrace(0.1), fsmap.LogTrace(0.1).attach(optimizer)
     for R in draws(4):
         expected = call(whole, R)

@@ -273,13 +273,9 @@ class TheorySymmetry(Experiment):
         return {"theory-symmetry": figure}
 
 
-def two_units(theta: Tensor, x: Tensor) -> Tensor:
-    """F = w₂ᵀ tanh(w₁ x), θ = (w₁, w₂)."""
-    return torch.tanh(x[:, None] * theta[:2]) @ theta[2:]
-
-
 def scaled_jacobian(theta: Tensor, x: Tensor) -> Tensor:
-    """J/√S at many θ, ``[T, 4]`` to ``[T, S, 4]``; 𝒥 is its square."""
+    """J/√S of F = w₂ᵀ tanh(w₁ x), θ = (w₁, w₂), at many θ, ``[T, 4]`` to ``[T, S, 4]``."""
+    two_units: Function = lambda t, at: torch.tanh(at[:, None] * t[:2]) @ t[2:]  # noqa: E731
     return jacobians(two_units, theta, x) / math.sqrt(len(x))
 
 

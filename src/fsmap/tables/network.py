@@ -206,17 +206,18 @@ def best(found: dict[str, Learned]) -> str:
 
 
 def assign_folds(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> Tensor:
-    """The member that holds out each row, evenly by class; one alone: a ``share``, else -1: [N]."""
+    """The member that holds out each row, ``[N]``, by class; one alone holds out a ``share``."""
     num_rows = len(y)
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
     if not y.is_floating_point():
         order = order[y[order].sort(stable=True).indices]
-    place = torch.empty(num_rows, dtype=torch.long)
+    place = torch.empty(num_rows, dtype=torch.long)  # every class is split evenly
     place[order] = torch.arange(num_rows)
     if ensemble > 1:
         return place % ensemble
     count = max(1, round(share * num_rows))
-    return torch.where((place * count) // num_rows < ((place + 1) * count) // num_rows, 0, -1)
+    held = (place * count) // num_rows < ((place + 1) * count) // num_rows
+    return torch.where(held, 0, -1)  # -1: by no member
 
 
 def row_losses(out: Tensor, y: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ def lines(
 
 
 def with_tuned(rows: Rows) -> list[Row]:
-    """Rows as the table has them, and each one's best change on held-out images; tuned: of many."""
+    """Rows as the table has them, then the best of each one's changes (tuned: of several)."""
     found = []
     for members in tables.group(rows, "dataset").values():
         tried: dict[str, dict[str, dict[int, float]]] = {}

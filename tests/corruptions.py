@@ -11,11 +11,9 @@ only if what was read is the same.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -25,15 +23,13 @@ from typing import Any
 import torch
 
 import fsmap
-from fake_experiment import Squares, only, run
+from fake_experiment import command, run
 from fsmap.errors import FsmapError
 from fsmap.paper.report.page import build
 from fsmap.paper.rows import RunFolder
-from fsmap.tables.model import TableOptions, fit_table
-from fsmap.tables.reader import read_table
 from fsmap.train import checkpoint
 from image_cases import TINY, trained
-from small_tables import houses
+from small_tables import save_model
 
 Change = Callable[[bytes, random.Random], bytes]
 
@@ -192,14 +188,6 @@ def image_checkpoint(folder: Path) -> Path:
     return folder / "checkpoint.safetensors"
 
 
-def model(folder: Path) -> Path:
-    """A model of a table."""
-    table = read_table(houses(folder / "table.csv"))
-    options = TableOptions(hidden=(4,), steps=5, device="cpu", progress=False)
-    fit_table(table, "price", options).model.save(folder / "model.pt")
-    return folder / "model.pt"
-
-
 def content_of(path: Path) -> Any:
     """Everything in a checkpoint, comparable."""
     found = checkpoint.load(path)
@@ -215,7 +203,7 @@ TARGETS: dict[str, Callable[[], Folder | Content]] = {
     "summary": lambda: Folder("summary.json", summary=True),
     "checkpoint of fit": lambda: Content(fit_checkpoint, content_of),
     "checkpoint of images": lambda: Content(image_checkpoint, content_of),
-    "model": lambda: Content(model, content_of),
+    "model": lambda: Content(save_model, content_of),
 }
 
 
@@ -248,9 +236,4 @@ def main(count: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    with only(Squares):
-        sys.exit(bool(main(given.count, given.seed)))
+    command(main, __doc__, 500)

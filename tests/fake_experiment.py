@@ -5,13 +5,14 @@ As a script it is ``fsmap`` with this experiment as the only one, for tests that
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 import os
 import signal
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -108,8 +109,17 @@ def only(*classes: type[Experiment]) -> Iterator[None]:
 def run(out: Path, *names: str, notes: list[str] | None = None, **options):
     """Outcomes of a silent run."""
     say = [].append if notes is None else notes.append
-    settings = Options(out=out, silent=True, **options)
-    return list(engine.run(names or ("squares",), settings, say))
+    return list(engine.run(names or ("squares",), Options(out=out, silent=True, **options), say))
+
+
+def command(main: Callable[[int, int], int], about: str, count: int) -> None:
+    """Run the ``main`` of a script with its --count and --seed."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--count", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with only(Squares):
+        sys.exit(bool(main(given.count, given.seed)))
 
 
 def kill_at(n: int):

@@ -10,7 +10,6 @@ cannot be brought to its end afterwards, and as different if it then ends with o
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import itertools
@@ -32,17 +31,16 @@ from typing import Any
 import torch
 
 import fsmap
-from fake_experiment import Squares, only, run
+from fake_experiment import Squares, command, run
 from fsmap.data import fetch
 from fsmap.data.catalogue import DataFile, DataSet, Download
 from fsmap.errors import InputError
 from fsmap.images import ImageRun
 from fsmap.paper.report.page import build
 from fsmap.paper.rows import RunFolder
-from fsmap.tables.model import TableOptions, fit_table, load_model
-from fsmap.tables.reader import read_table
+from fsmap.tables.model import load_model
 from image_cases import TINY
-from small_tables import houses
+from small_tables import save_model
 
 WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 TABLE = b"a,b\n1,2\n"
@@ -136,14 +134,11 @@ class Model(Work):
     """The model of a table, written over an older one."""
 
     def prepare(self, folder: Path) -> None:
-        table = read_table(houses(folder / "table.csv"))
-        options = TableOptions(hidden=(4,), steps=5, device="cpu", progress=False)
-        fit_table(table, "price", options).model.save(folder / "model.pt")
+        save_model(folder)
 
     def start(self, folder: Path) -> None:
         model = load_model(folder / "model.pt")
-        changed = model._replace(target=model.target._replace(why="another"))
-        changed.save(folder / "model.pt")
+        model._replace(target=model.target._replace(why="another")).save(folder / "model.pt")
 
     def finish(self, folder: Path) -> Any:
         self.start(folder)
@@ -156,8 +151,7 @@ class Data(Work):
     def finish(self, folder: Path) -> Any:
         fetch.find = lambda _: SET
         fetch.read_url = lambda *_: gzip.compress(TABLE)
-        found = fetch.get("toy", folder)
-        return found["table.csv"].read_bytes()
+        return fetch.get("toy", folder)["table.csv"].read_bytes()
 
 
 WORKS: dict[str, tuple[Work, int]] = {  # and how often, of a hundred
@@ -283,9 +277,4 @@ def main(count: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    with only(Squares):
-        sys.exit(bool(main(given.count, given.seed)))
+    command(main, __doc__, 300)

@@ -86,8 +86,7 @@ def _generator(seed: int = 0) -> torch.Generator:
 
 def _jacobian() -> Iterator[tuple[str, Any]]:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3))
-    f, params = fsmap.functional(network)
+    f, params = fsmap.functional(nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3)))
     x = torch.randn(12, 2, generator=_generator(1))
     for method in ("auto", "dense", "dual", "slq", "svd_clip", "pseudo", "first_order"):
         jitter = 1e-4 if method == "pseudo" else 0.1

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fsmap.tables.model import TableOptions, fit_table
+from fsmap.tables.reader import read_table
+
 FAST = ("--hidden", "8", "--steps", "40", "--silent")
 
 
@@ -22,9 +25,16 @@ def houses(path: Path, rows: int = 120, seed: int = 0) -> Path:
         writer.writerow(["id", "size", "age", "town", "country", "price"])
         for k in range(rows):
             old = "" if gap[k] else f"{age[k]:.1f}"
-            line = [f"house {k}", f"{size[k]:.1f}", old, town[k], "CH", f"{price[k]:.2f}"]
-            writer.writerow(line)
+            writer.writerow([f"house {k}", f"{size[k]:.1f}", old, town[k], "CH", f"{price[k]:.2f}"])
     return path
+
+
+def save_model(folder: Path, **options: object) -> Path:
+    """The model of a small table of houses."""
+    options |= {"hidden": (4,), "steps": 5, "device": "cpu", "progress": False}
+    table = read_table(houses(folder / "table.csv"))
+    fit_table(table, "price", TableOptions(**options)).model.save(folder / "model.pt")
+    return folder / "model.pt"
 
 
 def flowers(path: Path, rows: int = 120, seed: int = 0) -> Path:

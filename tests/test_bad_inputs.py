@@ -66,12 +66,14 @@ CALLS = {
     "trace(f, p, x, {})": """
         method="sampled" | sampled; method=None | None; method="fd", beta=0.0;
         method="fd", beta=nan; method="jvp", probes=0; method="jvp", probes=1.5;
-        method="jvp", generator=0
+        method="jvp", generator=0; method="fd", beta=1e-16 | lost; method="fd", beta=1e-20 | lost;
+        method="fd_central", beta=1e-16 | lost; method="fd_central", beta=1e-20 | lost
     """,
     "LMAP(net, px, num_points=4, {})": """
         estimator="exakt"; beta=-1e-3; beta=0.0; probes=2.5; batchnorm="eval"; every=0; probes=0;
         seed=0.5; outputs=0; estimater="jvp" | estimator;
-        outputs=2, metric=metric.SoftmaxFisher() | SoftmaxFisher
+        outputs=2, metric=metric.SoftmaxFisher() | SoftmaxFisher;
+        forward="logits" | forward must be a function
     """,
     "LMAP(net, px, num_points=4).attach({})": """
         scheduler | Optimizer; None | Optimizer; optimizer(Net()) | parameter
@@ -118,13 +120,19 @@ CALLS = {
     "InPlacePenalty({})": """
         net, px, num_points=4, batchnorm="joint" | joint; Net, px, num_points=4 | Module;
         net, px, num_points=4, estimator="exact"; net, px, num_points=4, beta=0.0;
-        net, px, num_points=4, probes=2.5; net, px, num_points=0
+        net, px, num_points=4, probes=2.5; net, px, num_points=0;
+        FSDP1(net), px, num_points=4 | (FSDP1) keeps flat parameters that cannot be moved by name;
+        FSDP1(net), px, num_points=4 | Use torch.distributed.fsdp.fully_shard (FSDP2)
     """,
     "LogTrace({})": """
-        -0.1 | nats; nan | nats; inf | nats; None | nats; "strong" | nats; "0.1" | nats
+        -0.1 | 0.01 to 0.1; nan | nats; inf | nats; None | nats; "strong" | nats; "0.1" | nats;
+        True | nats
     """,
     "suggest_strength(LaplacianPenalty(net, px, num_points=4), {})": """
         loss=nan; loss=-1.0; loss=0.0; loss=inf; loss=1.0, draws=0
+    """,
+    "suggest_strength(LaplacianPenalty(net, px, num_points=4, forward={}), loss=1.0)": """
+        lambda m, x: 0 * m(x) | R is 0 at this p_X, so no λ can be suggested
     """,
     "l_map(noise, prior, px, num_points=4, num_data=6, {})": """
         reg_strength=-1.0; reg_strength=nan; reg_strength=1.0, jitter=1.0 | reg_strength;
@@ -166,6 +174,9 @@ CALLS = {
     """,
     "{}.check(dict())": """
         Normal(1.0) | trainable; Reparametrized(Normal(1.0), torch.asinh) | trainable
+    """,
+    "Reparametrized(Normal(1.0), {}).check({'w': torch.zeros(2)})": """
+        lambda t: 0 * t.abs().sqrt() | Jacobian
     """,
     "fit(objective, f, p, (x, y), steps=2, {})": """
         seed="a"; seed=None; batch_size=2.5; log_every=1.5; checkpoint_every=nan; batch_size=0;
@@ -223,6 +234,7 @@ CALLS = {
         Uniform(1.0, 0.0, shape=2) | low; Uniform(0.0, nan, shape=2) | finite;
         Normal(shape=2).sample(0, generator) | n; Normal(shape=2).sample(3, 0) | Generator;
         Empirical(x[:0]) | point; Empirical(None) | None; Empirical(x * nan) | NaN;
+        Empirical(np.array([inf])) | points; Empirical(x[0, 0]) | dimension; Empirical({}) | tensor;
         Lattice(0.0, 1.0, 0) | num; Lattice(1.0, 0.0, 3) | low; Uniform(1, 1) | below;
         Uniform([0, 3], [1, 2]) | below; Uniform([0, 0], [1, 1, 1]) | shapes;
         Normal(inf) | finite; Normal(0.0, [1.0, 0.0]) | finite;
@@ -293,7 +305,8 @@ COMMANDS = {
     """,
     "run {}": """
         furier | fourier; fourier all | all; fourier --resume --force | one of them;
-        uci-table --quick --data-dir nowhere | nowhere
+        uci-table --quick --data-dir nowhere | nowhere;
+        theory-metric --seeds 3 | theory-metric has no seeds
     """,
     "report {}": """
         nowhere | nowhere; empty | empty; file | file; --out file/page empty | empty
@@ -421,6 +434,7 @@ def names() -> dict[str, Any]:
         "generator": torch.Generator().manual_seed(0),
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer(net), 1),
+        "FSDP1": type("FullyShardedDataParallel", (nn.Sequential,), {}),  # known by its name
         "freeze": freeze,
         "train": train,
         "table": uci.Table("toy", np.ones((40, 1)), np.ones((40, 1))),
@@ -469,5 +483,4 @@ def test_a_command_ends_with_one_message_and_exit_code_two(line, word, files, mo
     assert word.replace("-", "_") in said.replace("-", "_")
     assert "Traceback" not in said
     assert "\n\n" not in said
-    after = sorted(path for path in files.rglob("*") if "__pycache__" not in path.parts)
-    assert after == before
+    assert sorted(path for path in files.rglob("*") if "__pycache__" not in path.parts) == before

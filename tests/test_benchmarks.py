@@ -103,8 +103,7 @@ def test_sam_with_a_penalty_counts_one_step(bench, seeded):
 
     def gradient() -> list[torch.Tensor]:
         out, R = other(x, drawn=drawn)
-        loss = F.cross_entropy(out, y) + plain(R)
-        return torch.autograd.grad(loss, list(twin.parameters()))
+        return torch.autograd.grad(F.cross_entropy(out, y) + plain(R), list(twin.parameters()))
 
     first = gradient()
     statistics, mean = [b.clone() for b in twin.buffers()], plain.mean.clone()
@@ -113,8 +112,7 @@ def test_sam_with_a_penalty_counts_one_step(bench, seeded):
         for p, g in zip(twin.parameters(), first, strict=True):
             p += 0.5 * g / norm
     start = [p.detach().clone() for p in params]
-    optimizer = torch.optim.SGD(params, lr=1.0)
-    strength.step({"sam": 0.5, "nats": 0.1}, optimizer, lm, penalty, x, y)
+    strength.step({"sam": 0.5, "nats": 0.1}, torch.optim.SGD(params, lr=1.0), lm, penalty, x, y)
     torch.testing.assert_close([a - p for a, p in zip(start, params, strict=True)], gradient())
     torch.testing.assert_close(list(model.buffers()), statistics)
     assert (int(penalty.steps), lm.step) == (1, 1)

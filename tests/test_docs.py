@@ -60,8 +60,7 @@ def test_site_builds(tmp_path: Path):
 
 def gallery(name: str):
     pytest.importorskip("sklearn")
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
+    pytest.importorskip("matplotlib").use("Agg")
     path = ROOT / "examples" / "gallery" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"gallery_{name}", path)
     module = importlib.util.module_from_spec(spec)

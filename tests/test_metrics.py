@@ -25,8 +25,7 @@ def table(seed: int = 0, n: int = 300, k: int = 5, scale: float = 2.0):
     """Logits that know something of the labels, and the labels."""
     rng = np.random.default_rng(seed)
     y = rng.integers(k, size=n)
-    z = scale * rng.standard_normal((n, k)) + 2.0 * np.eye(k)[y]
-    return z, y
+    return scale * rng.standard_normal((n, k)) + 2.0 * np.eye(k)[y], y
 
 
 def softmax(z):
@@ -46,10 +45,8 @@ def test_against_scikit_learn(seed):
 
 @given(seed=SEEDS)
 def test_rmse_against_scikit_learn(seed):
-    rng = np.random.default_rng(seed)
-    a, b = rng.standard_normal((2, 40, 3))
-    mse = sk.mean_squared_error(b, a)
-    assert metrics.rmse(a, b) == pytest.approx(math.sqrt(mse), rel=1e-12)
+    a, b = np.random.default_rng(seed).standard_normal((2, 40, 3))
+    assert metrics.rmse(a, b) == pytest.approx(math.sqrt(sk.mean_squared_error(b, a)), rel=1e-12)
     column = metrics.rmse(a[:, :1], b[:, 0])
     assert column == pytest.approx(sk.root_mean_squared_error(b[:, 0], a[:, 0]), rel=1e-12)
 
@@ -132,8 +129,7 @@ def test_ood_auroc_against_scikit_learn(seed):
 
 def test_ood_auroc_at_its_ends():
     sure, unsure = 9 * np.eye(4), np.eye(4)
-    assert metrics.ood_auroc(sure, unsure) == 1
-    assert metrics.ood_auroc(unsure, sure) == 0
+    assert (metrics.ood_auroc(sure, unsure), metrics.ood_auroc(unsure, sure)) == (1, 0)
     assert metrics.ood_auroc(sure, sure) == 0.5
     # The largest probabilities of both round to one; entropies do not.
     assert metrics.ood_auroc(60 * np.eye(4), 50 * np.eye(4)) == 1

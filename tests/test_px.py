@@ -157,8 +157,7 @@ def test_draws_rows_without_repeats():
 def test_dicts_stay_together(data):
     x = Empirical(data).to(dtype=torch.float32).sample(6, source())
     assert type(x) is dict
-    assert x["ids"].dtype == torch.int64
-    assert x["x"].dtype == torch.float32
+    assert (x["ids"].dtype, x["x"].dtype) == (torch.int64, torch.float32)
     assert torch.equal(x["ids"] * 3, x["x"][:, 0].long())
 
 
@@ -214,10 +213,7 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.array([np.inf]), "points"),
         ({"a": X, "b": Y[:5]}, "dimension"),
-        (torch.tensor(1.0), "dimension"),
-        ({}, "tensor"),
         (Items([]), "empty"),
         (DataLoader(Stream(0)), "empty"),
         (Items([X[0], X[0, :2]]), "tensors"),
@@ -226,7 +222,6 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
         (("a", "b"), "tensors"),
         (list(X), "Allowed"),
         (Stream(), "Allowed"),
-        ("train", "distribution"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -261,8 +256,7 @@ def test_every_point_is_equally_likely_at_every_place(total, n):
     p = 1 / total
     error = 5 * math.sqrt(p * (1 - p) / draws)
     for place in range(n):
-        share = rows[:, place].bincount(minlength=total) / draws
-        assert ((share - p).abs() < error).all()
+        assert ((rows[:, place].bincount(minlength=total) / draws - p).abs() < error).all()
 
 
 def test_draws(distribution):
@@ -299,8 +293,7 @@ def test_dtype_follows_the_bounds(make, dtype):
 def test_several_inputs_and_plain_numbers():
     a, b = Empirical((X, Y)).sample(6, source())
     assert torch.equal(a[:, 0], 3.0 * b)
-    items = [((x, i), i) for x, i in zip(X, Y, strict=True)]
-    a, b = Empirical(Items(items)).all()
+    a, b = Empirical(Items([((x, i), i) for x, i in zip(X, Y, strict=True)])).all()
     assert torch.equal(a, X)
     assert torch.equal(b, Y)
     assert torch.equal(Empirical(Items([1.0, 2.0])).all(), torch.tensor([1.0, 2.0]))

@@ -17,11 +17,9 @@ from fsmap.cli import main
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.images import ImageRun, ImageSettings, load_model
 from fsmap.images.build import FILE
-from fsmap.tables.model import TableOptions, fit_table
 from fsmap.tables.model import load_model as load_table_model
-from fsmap.tables.reader import read_table
 from fsmap.train import checkpoint
-from small_tables import houses
+from small_tables import save_model
 
 TINY = {"generated": True, "limit": 32, "valid": 16, "width": 2, "epochs": 1, "batch_size": 16}
 
@@ -172,11 +170,7 @@ def test_a_checkpoint_without_an_entry(tmp_path: Path, about: dict):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    table = read_table(houses(folder / "table.csv"))
-    options = TableOptions(method="l-map", hidden=(4,), steps=5, device="cpu", progress=False)
-    fit_table(table, "price", options).model.save(folder / "model.pt")
-    return folder / "model.pt"
+    return save_model(tmp_path_factory.mktemp("model"), method="l-map")
 
 
 def changed(tree: dict, place: str, value: object) -> dict:

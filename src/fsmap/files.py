@@ -145,9 +145,7 @@ def revive(value: Any) -> Any:
         return float(value)
     if isinstance(value, dict):
         return {key: revive(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [revive(item) for item in value]
-    return value
+    return [revive(item) for item in value] if isinstance(value, list) else value
 
 
 def _git(*arguments: str, folder: Path) -> str | None:

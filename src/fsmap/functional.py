@@ -94,8 +94,14 @@ class Functional:
 
     @property
     def padding(self) -> dict[str, int]:
-        """The rows of padding now: weights may have been tied since the last step."""
-        return padding_rows(self.module)
+        """``padding_idx`` of embeddings by parameter, if no layer shares it: a constant row."""
+        # looked for each time: weights may have been tied since the last step
+        parts = list(self.module.modules())
+        uses = Counter(p for m in parts for p in m._parameters.values())
+        layers = [m for m in parts if isinstance(m, nn.Embedding)]
+        rows = {m._parameters.get("weight"): m.padding_idx for m in layers}
+        found = {n: rows.get(p) for n, p in self.module.named_parameters() if uses[p] == 1}
+        return {name: row for name, row in found.items() if row is not None}
 
     @property
     def modes(self) -> tuple[bool, ...]:
@@ -159,15 +165,6 @@ class Wrapped(Functional):
         self.inner = inner
         self.module, self.scripted, self._call = inner.module, inner.scripted, inner._call
         self.parts, self._unusual = inner.parts, inner._unusual
-
-
-def padding_rows(module: nn.Module) -> dict[str, int]:
-    """``padding_idx`` of embeddings by parameter, if no other layer shares it: a constant row."""
-    uses = Counter(p for m in module.modules() for p in m._parameters.values())
-    layers = [m for m in module.modules() if isinstance(m, nn.Embedding)]
-    rows = {m._parameters.get("weight"): m.padding_idx for m in layers}
-    found = {n: rows.get(p) for n, p in module.named_parameters() if uses[p] == 1}
-    return {name: row for name, row in found.items() if row is not None}
 
 
 def without_row(psi: Tensor, row: int | None) -> Tensor:
@@ -284,9 +281,7 @@ def num_points(x: Inputs) -> int:
 
 def plain_points(x: Any) -> Any:
     """A batch as p_X draws it: of a mapping (BatchEncoding) a dict, of a list or so a tuple."""
-    if isinstance(x, Mapping):
-        return dict(x)
-    return tuple(x) if isinstance(x, list | tuple) else x
+    return dict(x) if isinstance(x, Mapping) else tuple(x) if isinstance(x, list | tuple) else x
 
 
 def check_points(x: Inputs) -> None:
@@ -451,10 +446,7 @@ def explain(
     failed: str = "",
     kind: type[UnsupportedModuleError] = UnsupportedModuleError,
 ) -> NoReturn:
-    """Raise an error that says why a pass failed.
-
-    With ``params`` f was being differentiated: if a plain pass works, raise ``kind`` of ``failed``.
-    """
+    """Raise an error that says why a pass failed; with ``params`` f was being differentiated."""
     if isinstance(error, FsmapError | torch.OutOfMemoryError):
         raise error
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]

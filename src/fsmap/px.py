@@ -157,8 +157,7 @@ class Empirical(_Held):
         """Draw ``n`` points, ``[n, ...]``."""
         check_draw(n, generator)
         device = tree_leaves(self.data)[0].device
-        rows = choose(len(self), n, generator).to(device, non_blocking=True)
-        return take_points(self.data, rows)
+        return take_points(self.data, choose(len(self), n, generator).to(device, non_blocking=True))
 
     def all(self) -> Inputs:
         """All D points in their order."""

@@ -29,8 +29,7 @@ def test_rank_null_space_and_eigenvalues(name):
     assert found.rank == int(torch.linalg.matrix_rank(A, rtol=tolerance))
     assert (found.rows, found.parameters, found.points) == (*A.shape, num_points(c.x))
     if found.null is not None:
-        d = found.parameters - found.rank
-        assert_close(found.null @ found.null.mT, torch.eye(d))
+        assert_close(found.null @ found.null.mT, torch.eye(found.parameters - found.rank))
         assert (A @ found.null.mT).norm() < 1e-12 * torch.linalg.matrix_norm(A, 2)
     expected = eigenvalues_slow(c.f, c.params, c.x).flip(0)
     some, scale = expected[: len(found.eigenvalues)], float(expected[0])
@@ -108,8 +107,7 @@ def test_null_vectors_in_words():
     assert describe(ravel(v), PARAMS) == "0.bias[0] and 0.bias[2], with opposite signs"
     v["0.weight"][:, 2] = 2.0
     assert describe(ravel(v), PARAMS) == "0.weight[:, 2], 0.bias[0] and 0.bias[2]"
-    many = {f"{i}.bias": torch.zeros(1) for i in range(9)}
-    assert "3 more" in describe(torch.ones(9), many)
+    assert "3 more" in describe(torch.ones(9), {f"{i}.bias": torch.zeros(1) for i in range(9)})
 
 
 @given(st.integers(2, 6), st.integers(0, 10**6))

@@ -186,8 +186,7 @@ NETWORKS = {
     ],
 )
 def test_convolutions_and_batchnorm_are_explained(name, expected, training):
-    net = build(NETWORKS[name]).train(training)
-    kinds, rank = found(net, points(150, 1, 6, 6))
+    kinds, rank = found(build(NETWORKS[name]).train(training), points(150, 1, 6, 6))
     assert {kind: adds for kind, (_, _, adds) in kinds.items()} == expected
     assert rank.unexplained == 0
     assert rank.deficit == sum(expected.values())

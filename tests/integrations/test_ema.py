@@ -34,8 +34,7 @@ def fresh(model: nn.Module, mode: str = "frozen") -> float:
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
-    x = torch.randn(8, 2, generator=generator)
-    return x, torch.randint(0, 3, (8,), generator=generator)
+    return torch.randn(8, 2, generator=generator), torch.randint(0, 3, (8,), generator=generator)
 
 
 def train(lm: fsmap.LMAP, average: AveragedModel, source: nn.Module, steps: int = 4) -> None:

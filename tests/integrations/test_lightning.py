@@ -169,8 +169,7 @@ def test_nats_equal_the_plain_loop_and_go_on_from_a_checkpoint(tmp_path):
     first.fit(InNats(every=2), DataLoader(data(), 4))
     first.save_checkpoint(tmp_path / "one.ckpt")
     again = InNats(every=2)
-    path = str(tmp_path / "one.ckpt")
-    trainer(**options).fit(again, DataLoader(data(), 4), ckpt_path=path)
+    trainer(**options).fit(again, DataLoader(data(), 4), ckpt_path=str(tmp_path / "one.ckpt"))
     exactly(again.state_dict(), module.state_dict())
     trainer(**options).fit(again, DataLoader(data(), 4))  # another optimizer
     assert int(again.penalty.steps) == 4

@@ -28,14 +28,12 @@ def test_scikit_learn_checks(estimator, check):
 def prices():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(150, 3)) * [1, 10, 100] + [0, 5, -50]
-    y = 1000 + 30 * X[:, 0] + 2 * X[:, 1] + rng.normal(size=150)
-    return X, y
+    return X, 1000 + 30 * X[:, 0] + 2 * X[:, 1] + rng.normal(size=150)
 
 
 @pytest.fixture
 def kinds():
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(150, 2))
+    X = np.random.default_rng(0).normal(size=(150, 2))
     return X, np.where(X[:, 0] + X[:, 1] > 0, "up", "down")
 
 
@@ -68,8 +66,7 @@ def test_a_population_is_an_ensemble(prices):
     with torch.no_grad():
         out = torch.stack([member(x) for member in model.module_.members]).mean(0)
     np.testing.assert_allclose(model.target_scaler_.inverse_transform(out)[:, 0], model.predict(X))
-    single = LMAPRegressor(**FAST, ensemble=1, random_state=0).fit(X, y)
-    assert len(single.module_.members) == 1
+    assert len(LMAPRegressor(**FAST, ensemble=1, random_state=0).fit(X, y).module_.members) == 1
 
 
 def test_intervals_and_quantiles(prices):
@@ -92,8 +89,7 @@ def test_intervals_and_quantiles(prices):
 
 
 def test_more_columns_than_rows():
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(40, 120))
+    X = np.random.default_rng(0).normal(size=(40, 120))
     model = LMAPRegressor(method="linear", weight_decay=1e-6, random_state=0).fit(X, X[:, 0])
     np.testing.assert_allclose(model.predict(X), X[:, 0], atol=1e-2)
 
@@ -113,8 +109,7 @@ def test_a_strength_in_nats(prices):
 def test_pipeline_grid_search_and_clone(prices):
     X, y = prices
     model = make_pipeline(PolynomialFeatures(2, include_bias=False), LMAPRegressor(**FAST))
-    grid = {"lmapregressor__reg_strength": [1e-4, 10.0]}
-    search = GridSearchCV(model, grid, cv=2).fit(X, y)
+    search = GridSearchCV(model, {"lmapregressor__reg_strength": [1e-4, 10.0]}, cv=2).fit(X, y)
     assert search.best_params_ == {"lmapregressor__reg_strength": 1e-4}  # 10 makes it a constant
     assert clone(search.best_estimator_[-1]).get_params()["reg_strength"] == 1e-4
     assert cross_val_score(LMAPRegressor(**FAST, random_state=0), X, y, cv=2).min() > 0.5

@@ -162,8 +162,7 @@ def test_what_is_logged_is_r_and_its_share(tmp_path):
     run.train()
     rows = [row for row in run.state.log_history if "loss" in row]
     assert ["lmap_R" in row for row in rows] == [True, False, True, False]
-    first = bert().train()
-    R = fsmap.LaplacianPenalty(first, everything, num_points=6)().item()
+    R = fsmap.LaplacianPenalty(bert().train(), everything, num_points=6)().item()
     plain = rows[0]["loss"] - 2 * LAM * R  # every = 2: twice as strong on each second step
     assert rows[0]["lmap_R"] == pytest.approx(R, rel=1e-6)
     assert rows[0]["lmap_share"] == pytest.approx(LAM * R / plain, rel=1e-3)

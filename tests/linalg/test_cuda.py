@@ -16,8 +16,7 @@ MODELS = ("wide", "layernorm", "cnn", "batchnorm_train", "sequence", "shared", "
 
 def on_gpu(case):
     """The case there: function, parameters, points."""
-    module = case.module.cuda()
-    f, params = fsmap.functional(module)
+    f, params = fsmap.functional(case.module.cuda())
     return f, params, tree_map(lambda t: t.cuda(), case.x)
 
 

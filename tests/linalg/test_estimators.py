@@ -153,8 +153,7 @@ def test_vmaps_over_members(method):
     def value(p):
         drawn = None if method == "exact" else psi
         site = Site(case.f, p, case.x)
-        made = estimators.evaluate(by_name(method), site, drawn, with_output=False)
-        return made.value.mean()
+        return estimators.evaluate(by_name(method), site, drawn, with_output=False).value.mean()
 
     together = torch.func.vmap(value)(members)
     for k in range(2):
@@ -356,13 +355,6 @@ def test_attention_that_does_not_fit(kind, seeded, monkeypatch):
 
 
 @pytest.mark.parametrize("method", DIFFERENCES)
-@pytest.mark.parametrize("beta", [1e-20, 1e-16])
-def test_a_step_that_is_lost(method, beta, seeded):
-    with pytest.raises(InputError, match="beta"):
-        trace(cases.case("wide"), method, 8, beta=beta)
-
-
-@pytest.mark.parametrize("method", DIFFERENCES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e8, 1e12, 1e16, 1e30])
 def test_scales_at_which_differences_are_wrong(seeded, method, dtype, scale):
@@ -375,8 +367,7 @@ def test_scales_at_which_differences_are_wrong(seeded, method, dtype, scale):
         params | {"2.bias": params["2.bias"] + scale},
     ):
         exact = fsmap.trace(f, what, x, method="exact").value
-        generator = torch.Generator().manual_seed(0)
-        given = {"beta": 1e-3, "probes": 4000, "generator": generator}
+        given = {"beta": 1e-3, "probes": 4000, "generator": torch.Generator().manual_seed(0)}
         try:
             found = fsmap.trace(f, what, x, method=method, **given).value
         except InputError:

@@ -86,8 +86,7 @@ def test_vmaps_over_jitter_and_members(method):
     values = vmap(member)(members)
     gradients = vmap(grad(member))(members)
     for k in range(3):
-        alone = log_det(case, jitter=float(eps[k]), method=method)
-        torch.testing.assert_close(together[k], alone)
+        torch.testing.assert_close(together[k], log_det(case, jitter=float(eps[k]), method=method))
     for k in range(2):
         one = {n: p[k] for n, p in members.items()}
         torch.testing.assert_close(values[k], member(one))
@@ -117,8 +116,7 @@ def test_factors_of_a_metric_are_differentiated():
     factor = symmetric(3, 3).requires_grad_()
 
     def value(L):
-        metric = m.Output(factor=L)
-        return fsmap.log_det(case.f, case.params, case.x, jitter=0.1, metric=metric)
+        return fsmap.log_det(case.f, case.params, case.x, jitter=0.1, metric=m.Output(factor=L))
 
     (found,) = torch.autograd.grad(value(factor), factor)
     direction = {"L": symmetric(3, 3, seed=1)}
@@ -180,8 +178,7 @@ def test_the_error_contains_what_rounding_does(seeded, method, dtype, jitter):
         options = {"jitter": jitter, "method": method, "probes": 1000 if method == "slq" else None}
         found = fsmap.log_det(f, params, x, **options, return_estimate=True)
         g, exact = fsmap.functional(net.double())
-        rows = logdet.whitened_rows(g, exact, x.double())
-        squares = torch.linalg.svdvals(rows).square()
+        squares = torch.linalg.svdvals(logdet.whitened_rows(g, exact, x.double())).square()
         kept = squares.clamp_min(jitter) if method == "svd_clip" else squares + jitter
         truth = kept.log().sum() + (33 - len(squares)) * torch.tensor(jitter).log()
         assert abs(found.value - truth) <= found.stderr + 1e-6 * abs(truth)
@@ -196,8 +193,7 @@ def test_a_value_that_is_rounding_is_refused(seeded):
         with pytest.raises(SingularGeometryError, match="bfloat16"):
             fsmap.log_det(f, params, x, jitter=1e-12, method=method)
     f, params = fsmap.functional(net.double())
-    estimate = fsmap.log_det(f, params, x.double(), jitter=1e-3, return_estimate=True)
-    assert estimate.stderr == 0
+    assert fsmap.log_det(f, params, x.double(), jitter=1e-3, return_estimate=True).stderr == 0
 
 
 @pytest.mark.parametrize("name", cases.MODELS)
@@ -289,5 +285,4 @@ def test_auto_chooses_by_shape(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**11)
     shapes = {(10, 5): "dense", (5, 10): "dual", (10**4, 10**4): "slq", (10, 10**7): "dual"}
     for (rows, P), expected in shapes.items():
-        size = logdet.Sizes(rows, P, 24 * rows * P)
-        assert logdet.choose("auto", size, CPU) == expected
+        assert logdet.choose("auto", logdet.Sizes(rows, P, 24 * rows * P), CPU) == expected

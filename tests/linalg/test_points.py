@@ -20,8 +20,7 @@ def test_concat_takes_the_first_ones_dtype():
     joined = concat_points(PAIR, take_points(PAIR, slice(0, 1)))
     assert torch.equal(joined["b"], torch.tensor([1, 2, 3, 1]))
     joined = concat_points(torch.zeros(1, 2), torch.ones(2, 2, dtype=torch.float32))
-    assert joined.dtype == torch.float64
-    assert joined.shape == (3, 2)
+    assert (joined.dtype, joined.shape) == (torch.float64, (3, 2))
     for other in (torch.zeros(3, 4), PAIR):
         with pytest.raises(InputError, match="cannot"):
             concat_points(torch.zeros(3, 2), other)
@@ -29,8 +28,7 @@ def test_concat_takes_the_first_ones_dtype():
 
 def test_to_leaves_integers_alone():
     moved = move_points(PAIR, device=torch.device("cpu"), dtype=torch.float32)
-    assert moved["a"].dtype == torch.float32
-    assert moved["b"].dtype == torch.int64
+    assert (moved["a"].dtype, moved["b"].dtype) == (torch.float32, torch.int64)
 
 
 CPU = torch.device("cpu")

@@ -62,8 +62,7 @@ def test_a_model_in_double_precision_gets_the_same_probes():
 
 def test_rademacher_probes_are_signs(generator):
     signs = probes.rademacher(5, 7, generator, torch.zeros(1, dtype=torch.float32))
-    assert signs.shape == (5, 7)
-    assert signs.dtype == torch.float32
+    assert (signs.shape, signs.dtype) == ((5, 7), torch.float32)
     assert set(signs.flatten().tolist()) == {-1.0, 1.0}
 
 

@@ -134,8 +134,7 @@ def test_vmap_is_refused():
 def matrix(eigenvalues, seed=0):
     """A symmetric matrix with these eigenvalues."""
     n = len(eigenvalues)
-    generator = torch.Generator().manual_seed(seed)
-    q, _ = torch.linalg.qr(torch.randn(n, n, generator=generator))
+    q, _ = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(seed)))
     return q @ torch.diag(torch.as_tensor(eigenvalues, dtype=q.dtype)) @ q.mT
 
 

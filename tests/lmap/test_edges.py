@@ -60,11 +60,6 @@ def test_points_that_become_nan_are_named() -> None:
         lm(torch.zeros(4, 2))
 
 
-def test_a_forward_that_is_no_function_is_refused() -> None:
-    with pytest.raises(InputError, match="forward must be a function"):
-        wrap(Net(), forward="logits")
-
-
 def test_numbers_of_numpy_are_numbers() -> None:
     lm = wrap(Net(), beta=np.float32(0.01), every=np.int64(1))
     assert lm(torch.zeros(3, 2), reg_strength=np.float32(0.1))[1] > 0

@@ -77,14 +77,10 @@ def follow_gradient(net: nn.Module, estimator: str, follow: Callable[[nn.Module]
     return unravel(gradient_slow(value, params, 1e-4), params)
 
 
-@pytest.mark.parametrize("estimator", ["jvp", "fd", "fd_central", "exact"])
-@pytest.mark.parametrize("seen", ["evaluation points", "training points"])
-def test_value_and_gradient_are_the_definition_s(estimator: str, seen: str) -> None:
-    """A penalty follows the pass of its own points, LMAP that of the training points."""
-    net, x = images(), batch()
+def check(net: nn.Module, estimator: str, *, training: bool) -> None:
+    """R of LMAP or of a penalty, and its gradient, against the definition."""
     beta = {"fd": 1e-7, "fd_central": 1e-5}.get(estimator, 1e-3)
-    training = seen == "training points"
-    x = x if training else points(S, Stream(0, 0).points())
+    x = batch() if training else points(S, Stream(0, 0).points())
     reference, before = follow_slow(net, x, training=training), copy.deepcopy(net)
     if training:
         value = frozen(net, estimator=estimator, beta=beta)(x)[1]
@@ -104,6 +100,13 @@ def test_value_and_gradient_are_the_definition_s(estimator: str, seen: str) -> N
     for name, p in net.named_parameters():
         got = torch.zeros_like(p) if p.grad is None else p.grad
         torch.testing.assert_close(got, wanted[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("estimator", ["jvp", "fd", "fd_central", "exact"])
+@pytest.mark.parametrize("seen", ["evaluation points", "training points"])
+def test_value_and_gradient_are_the_definition_s(estimator: str, seen: str) -> None:
+    """A penalty follows the pass of its own points, LMAP that of the training points."""
+    check(images(), estimator, training=seen == "training points")
 
 
 def test_vjp_has_the_exact_gradient_on_average() -> None:
@@ -178,23 +181,13 @@ class Standardized(nn.Conv2d):
 @pytest.mark.parametrize("others", ["no BatchNorm", "BatchNorm"])
 def test_standardized_weights_follow_the_parameters(others: str) -> None:
     """Their statistics are those of the weights at each θ, and not of a batch."""
-    net, x = images(), batch()
+    net = images()
     net[1] = Standardized(1, 3, 2)
     if others == "no BatchNorm":
         for i, layer in enumerate(net):
             if isinstance(layer, nn.BatchNorm2d):
                 net[i] = nn.GroupNorm(1, layer.num_features)
-    reference, before = follow_slow(net, x, training=True), copy.deepcopy(net)
-    value = frozen(net)(x)[1]
-    before(x)
-    value.backward()
-    assert value.item() == pytest.approx(definition(before), rel=1e-10)
-    wanted = follow_gradient(
-        before, "jvp", lambda other: follow_slow(other, x, reference, training=True)
-    )
-    for name, p in net.named_parameters():
-        got = torch.zeros_like(p) if p.grad is None else p.grad
-        torch.testing.assert_close(got, wanted[name], rtol=1e-7, atol=1e-7, msg=name)
+    check(net, "jvp", training=True)
 
 
 class Own(nn.Module):

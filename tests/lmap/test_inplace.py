@@ -62,14 +62,38 @@ def test_equals_the_functional_difference(name: str, dropout: float) -> None:
     torch.testing.assert_close(gradients(module), gradients(twin), rtol=1e-10, atol=1e-10)
 
 
-def test_activation_checkpointing() -> None:
+class Reversible(torch.autograd.Function):
+    """A layer that runs again in its backward pass, as those of Reformer do."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            ctx.layer(x).backward(grad)
+        return x.grad, None
+
+
+RECOMPUTING = {
+    "activation checkpointing": lambda m, x: m[2:](checkpoint(m[:2], x, use_reentrant=False)),
+    "reversible layers": lambda m, x: m[4](Reversible.apply(m[0](x), m[1:4])),
+}
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_layers_that_run_again_in_the_backward_pass(name: str) -> None:
     """Which a functional pass has to refuse."""
     module, twin = network().eval(), network().eval()
-    forward = lambda m, x: m[2:](checkpoint(m[:2], x, use_reentrant=False))  # noqa: E731
-    with pytest.raises(UnsupportedModuleError, match="InPlacePenalty"):
-        fsmap.LaplacianPenalty(module, PX, num_points=S, forward=forward)()
+    options = {"num_points": S, "forward": RECOMPUTING[name]}
+    with pytest.raises(UnsupportedModuleError, match=f"{name}.*InPlacePenalty"):
+        fsmap.LaplacianPenalty(module, PX, **options)()
     fsmap.LaplacianPenalty(twin, PX, num_points=S, estimator="fd")().backward()
-    fsmap.InPlacePenalty(module, PX, num_points=S, forward=forward).backward()
+    fsmap.InPlacePenalty(module, PX, **options).backward()
     torch.testing.assert_close(gradients(module), gradients(twin), rtol=1e-10, atol=1e-10)
 
 
@@ -105,9 +129,3 @@ def test_parameters_come_back_after_an_error() -> None:
     with pytest.raises(KeyboardInterrupt):
         fsmap.InPlacePenalty(module, PX, num_points=S).backward()
     assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
-
-
-def test_the_older_fsdp_is_refused() -> None:
-    FSDP1 = type("FullyShardedDataParallel", (nn.Sequential,), {})  # recognized by its name
-    with pytest.raises(UnsupportedModuleError, match=r"FSDP1.*Use .*fully_shard \(FSDP2\)"):
-        fsmap.InPlacePenalty(FSDP1(network()), PX, num_points=S)

@@ -232,37 +232,6 @@ def test_checkpointing_is_refused_by_name(reentrant: bool, estimator: str) -> No
     assert module[1].weight.grad.abs().sum() > 0
 
 
-class _ReversibleFunction(torch.autograd.Function):
-    """A layer that runs again in its backward pass, as those of Reformer do."""
-
-    @staticmethod
-    def forward(ctx, x, layer):
-        ctx.layer = layer
-        ctx.save_for_backward(x)
-        return layer(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        with torch.enable_grad():
-            x = ctx.saved_tensors[0].detach().requires_grad_()
-            ctx.layer(x).backward(grad)
-        return x.grad, None
-
-
-@pytest.mark.usefixtures("seeded")
-def test_reversible_layers_are_refused_by_name() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 3), nn.Tanh()))
-    forward = lambda m, x: _ReversibleFunction.apply(m[0](x), m[1])  # noqa: E731
-    options = {"num_points": 3, "forward": forward}
-    with pytest.raises(UnsupportedModuleError, match="reversible"):
-        fsmap.LaplacianPenalty(module, PX, **options)()
-    twin = copy.deepcopy(module)
-    fsmap.InPlacePenalty(module, PX, **options).backward()
-    fsmap.LaplacianPenalty(twin, PX, num_points=3, estimator="fd")().backward()
-    for p, wanted in zip(module.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, wanted.grad, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_r_is_unbiased(mode: str) -> None:
     module, (x, _) = bn_net(), batch()

@@ -132,8 +132,7 @@ def test_a_head_is_found_only_where_its_output_is_returned() -> None:
     module = nn.Sequential(nn.Linear(2, K), nn.Tanh())  # then the output is indexed
     value = fsmap.LaplacianPenalty(module, PX, num_points=S, outputs=3)()
     rows = Outputs(K, None).draw(3, Stream(0, 0))
-    points = drawn()
-    assert value.item() == pytest.approx(slow(module, points, rows), rel=1e-10)
+    assert value.item() == pytest.approx(slow(module, drawn(), rows), rel=1e-10)
 
 
 def test_masked_positions_weigh_nothing() -> None:

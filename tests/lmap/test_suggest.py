@@ -69,8 +69,7 @@ def test_joint_batches_need_training_points_and_keep_statistics(seeded):
     before = {n: b.clone() for n, b in model.named_buffers()}
     with pytest.raises(InputError, match="give x, a training batch"):
         fsmap.suggest_strength(lm, loss=1.0)
-    found = fsmap.suggest_strength(lm, loss=1.0, x=torch.randn(32, 3))
-    assert found.R > 0
+    assert fsmap.suggest_strength(lm, loss=1.0, x=torch.randn(32, 3)).R > 0
     assert lm.step == 0
     assert_close(dict(model.named_buffers()), before)
 
@@ -81,9 +80,3 @@ def test_joint_r_is_what_lmap_returns(model):
     found = fsmap.suggest_strength(lm, loss=1.0, x=x, draws=3)
     R = torch.stack([lm(x)[1].detach() for _ in range(3)])
     assert_close(found.R, float(R.mean()))
-
-
-def test_a_model_that_cannot_move_has_no_strength(seeded):
-    options = {"num_points": 8, "forward": lambda m, x: 0 * m(x)}
-    with pytest.raises(InputError, match="R is 0 at this p_X, so no λ can be suggested"):
-        fsmap.suggest_strength(fsmap.LaplacianPenalty(nn.Linear(3, 1), PX, **options), loss=1.0)

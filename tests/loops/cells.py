@@ -83,8 +83,7 @@ def run(cell: Cell, rank: int = 0) -> dict[str, Tensor]:
         for micro in range(cell.accumulation):
             x, y = micro_batch(rank, micro)
             last = micro == cell.accumulation - 1
-            quiet = contextlib.nullcontext() if last or model is lm else model.no_sync()
-            with quiet:
+            with contextlib.nullcontext() if last or model is lm else model.no_sync():
                 with torch.autocast("cpu", torch.bfloat16, "autocast" in cell.precision):
                     out, R = model(x.to(dtype))
                     loss = F.cross_entropy(out.to(dtype), y) + LAM * R
@@ -135,5 +134,4 @@ def error(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, flo
     """Relative error of R, and of the gradient as one vector."""
     names = [n for n in wanted if n != "R"]
     a, b = (torch.cat([d[n].reshape(-1) for n in names]) for d in (got, wanted))
-    value = abs(got["R"] - wanted["R"]) / abs(wanted["R"])
-    return float(value), float((a - b).norm() / b.norm())
+    return float(abs(got["R"] - wanted["R"]) / abs(wanted["R"])), float((a - b).norm() / b.norm())

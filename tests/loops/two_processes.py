@@ -158,8 +158,7 @@ def fsdp_bf16() -> Found:
     for policy in (MixedPrecisionPolicy(), MixedPrecisionPolicy(param_dtype=torch.bfloat16)):
         model = network()
         fully_shard(model, mp_policy=policy)
-        px = fsmap.px.Normal(shape=(2,))
-        penalty = fsmap.InPlacePenalty(model, px, num_points=S, beta=1e-2)
+        penalty = fsmap.InPlacePenalty(model, fsmap.px.Normal(shape=(2,)), num_points=S, beta=1e-2)
         value = penalty.backward(LAM)
         grads = [p.grad.full_tensor().flatten() for p in model.parameters()]
         found.append((value, torch.cat(grads)))

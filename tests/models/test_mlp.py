@@ -34,8 +34,7 @@ def test_a_generator_decides_the_parameters_and_torchs_own_is_left_alone():
 def test_without_a_generator_it_draws_what_linear_draws(seeded):
     model = MLP([4, 6, 3])
     torch.manual_seed(0)
-    plain = [nn.Linear(4, 6), nn.Linear(6, 3)]
-    for layer, expected in zip(model.layers, plain, strict=True):
+    for layer, expected in zip(model.layers, [nn.Linear(4, 6), nn.Linear(6, 3)], strict=True):
         torch.testing.assert_close(layer.weight, expected.weight)
         torch.testing.assert_close(layer.bias, expected.bias)
 

@@ -32,8 +32,7 @@ def test_it_is_the_papers_network():
     grey = resnet18(channels=1, generator=generator())
     assert sum(p.numel() for p in grey.parameters()) == 11_173_962 - 2 * 64 * 9
     sizes = [tuple(m.weight.shape) for m in net.modules() if isinstance(m, nn.Conv2d)]
-    assert len(sizes) == 20
-    assert sizes[0] == (64, 3, 3, 3)
+    assert (len(sizes), sizes[0]) == (20, (64, 3, 3, 3))
     assert sizes[-1] == (512, 512, 3, 3)
 
 
@@ -51,8 +50,7 @@ def test_resnet50_puts_the_stride_first(seeded: None):
     assert block.conv1.stride == block.shortcut[0].stride == (2, 2)
     assert block.conv2.stride == (1, 1)
     assert net.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 5)
-    full = sum(p.numel() for p in resnet50(1000).parameters())
-    assert full == 25_557_032  # as torchvision's
+    assert sum(p.numel() for p in resnet50(1000).parameters()) == 25_557_032  # as torchvision's
 
 
 def keras_files(tmp_path: Path, net: ResNet) -> dict[str, Path]:

@@ -102,14 +102,12 @@ def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(
 ) -> None:
     m, batch = case("tanh_mlp", seed), data()
     x = torch.linspace(-2, 2, 25)[:, None]
-    there_module = Sinh(m.f, m.params, scale)
-    f2, params2 = fsmap.functional(there_module)
+    f2, params2 = fsmap.functional(Sinh(m.f, m.params, scale))
     prior = Normal(2.0)
     prior2 = Reparametrized(prior, lambda t: (t / scale).asinh())
 
     def value(build, f, params, prior) -> float:
-        objective = build(prior)
-        return sum(objective.parts(f, params, batch, Draws(x)).values()).item()
+        return sum(build(prior).parts(f, params, batch, Draws(x)).values()).item()
 
     def fs(prior):
         px = fsmap.px.Uniform(-2, 2)

@@ -10,7 +10,6 @@ from torch import distributions
 from torch.func import grad, vmap
 from torch.testing import assert_close
 
-from fsmap.errors import InputError
 from fsmap.objective.objective import Flat, Normal, Reparametrized
 
 
@@ -48,8 +47,7 @@ def test_is_the_sum_of_log_densities(scale, mean):
     term.check(PARAMS)
     value = term.value(PARAMS)
     assert value.shape == ()
-    expected = slow(scale, 0.0 if mean is None else mean)
-    assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    assert_close(value, slow(scale, 0.0 if mean is None else mean), rtol=1e-12, atol=1e-12)
 
 
 PRIORS = {
@@ -116,9 +114,3 @@ def test_precision():
     assert value.dtype == torch.float32
     assert_close(value, Normal(0.7).value({n: t.float() for n, t in params.items()}))
     assert_close(Flat().value({"w": torch.ones(3, dtype=torch.float32)}), torch.zeros(()).float())
-
-
-def test_check_finds_a_map_without_slope():
-    steep = Reparametrized(Normal(1.0), lambda t: 0 * t.abs().sqrt())
-    with pytest.raises(InputError, match="Jacobian"):
-        steep.check({"w": torch.zeros(2)})

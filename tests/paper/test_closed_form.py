@@ -68,8 +68,7 @@ def test_errors_and_curvature_are_their_definitions():
 
     assert_close(found["train_rmse"], loss(theta).sqrt())
     assert_close(found["test_rmse"], loss(theta, problem.test).sqrt())
-    eigenvalues = torch.linalg.eigvalsh(torch.func.hessian(loss)(theta))
-    assert_close(found["curvature"], eigenvalues.mean())
+    assert_close(found["curvature"], torch.linalg.eigvalsh(torch.func.hessian(loss)(theta)).mean())
 
 
 def test_where_data_do_not_decide_the_exact_optimum_is_twice_the_prior_variance():
@@ -134,8 +133,7 @@ def test_three_ways_to_average(solved):
     for alpha in (1.2, 20.0):
         peak = found["ps-map", "none"][0]
         average = mixture.quadrature(config, data[0], alpha, peak)
-        finer = mixture.BMAConfig(panels=120)
-        again = mixture.quadrature(finer, data[0], alpha, peak)
+        again = mixture.quadrature(mixture.BMAConfig(panels=120), data[0], alpha, peak)
         assert_close(average.mean, again.mean, rtol=0, atol=1e-6)
         grid = mixture.authors_grid(config, data[0], alpha, peak)
         assert mixture.distance(grid, average.mean) < 0.005

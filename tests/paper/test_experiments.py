@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsmap.errors import InputError
 from fsmap.files import plain, revive
-from fsmap.paper import engine
 from fsmap.paper.closed_form.fourier import NARROW
 from fsmap.paper.engine import Context, get, judge_all, paired_effect, summary_of
 from fsmap.paper.report import figures
@@ -259,11 +257,6 @@ def test_quadrature_and_chain_have_to_agree(metric, value, holds):
     rows = [change(metric=metric, prior_std=10.0, to=value)(row) for row in rows]
     (claim,) = [claim for claim in get("mixture-bma").claims(rows) if "NUTS" in claim.claim]
     assert claim.holds is holds
-
-
-def test_seeds_of_an_experiment_without_any():
-    with pytest.raises(InputError, match="--seeds: theory-metric has no seeds"):
-        list(engine.run(["theory-metric"], engine.Options(seeds=3)))
 
 
 def test_claims_and_the_live_figure_have_the_noise_of_the_run(tmp_path):

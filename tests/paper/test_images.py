@@ -182,8 +182,7 @@ def test_claims_of_the_table_come_out_both_ways():
     first = ImageTable().table(rows)[0]
     assert contract <= first.keys()
     assert (first["ours"], first["paper"]) == (pytest.approx(93.9), 93.9)
-    good = verdicts(ImageTable(), rows)
-    assert list(good.values()) == [True, True, True, True]
+    assert list(verdicts(ImageTable(), rows).values()) == [True, True, True, True]
     bad = verdicts(ImageTable(), made_up({"ps-map": BAD, "other": {**BAD, "ece": 0.06}}, "fmnist"))
     assert list(bad.values()) == [False, True, False, None]
     ours = {"other": GOOD, "nats": {**GOOD, "nll": 0.1}}

@@ -53,8 +53,7 @@ def test_eigenvalues_are_those_of_the_jacobian():
 
 def test_exact_values_and_estimates_are_log_determinants(tmp_path):
     config = dataclasses.replace(LogDetMC.config, draws=2, width=2, grid=5, samples=(12, 6))
-    context = Context(torch.device("cpu"), tmp_path)
-    rows = list(LogDetMC().run(config, {"first": 0}, context))
+    rows = list(LogDetMC().run(config, {"first": 0}, Context(torch.device("cpu"), tmp_path)))
     x = square(5).all()
     for m in (m for m in rows if m.metric == "log_det" and m.config["exact"]):
         for index, value in enumerate(m.value):

@@ -164,8 +164,7 @@ def test_the_sentence_is_chosen_by_the_rows(runs, monkeypatch, claims, words):
 
 def test_claims_of_the_paper_of_ours_and_checks_are_apart(runs, monkeypatch):
     ours = judge("ours falls", -1.0, 0.1, 5, below=0, source="ours")
-    missing = not_tested("b", "no rows")
-    claims = [ours, missing, Claim("sane", True, source="check")]
+    claims = [ours, not_tested("b", "no rows"), Claim("sane", True, source="check")]
     monkeypatch.setattr(Squares, "claims", lambda self, rows: claims)
     said = page_of(runs, "results")[1].said
     out = runs / "results"
@@ -214,8 +213,7 @@ def test_the_commands_for_what_is_missing_work():
     for words in (command.split()[1:] for command in commands):
         parsed = build_parser(words).parse_args(words)
         (experiment,) = map(get, parsed.ids)
-        config = override(experiment.config, parsed.set)
-        units = [encode(unit) for unit in experiment.units(config)]
+        units = [encode(unit) for unit in experiment.units(override(experiment.config, parsed.set))]
         assert 0 < len(units) <= len(experiment.units(experiment.config))
         changed = [text.partition("=")[0] for text in parsed.set]
         assert set(changed) <= set(experiment.selecting), words  # can be added to a run

@@ -82,8 +82,7 @@ def test_a_killed_process_is_resumed(tmp_path):
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     here = RunFolder(tmp_path / "squares")
-    assert here.state_of(here.content()) == "unfinished"
-    assert len(here.content().units) == 2
+    assert (here.state_of(here.content()), len(here.content().units)) == ("unfinished", 2)
     refuse(tmp_path, "holds an unfinished run (2 units done)")
     finish(tmp_path)
     rows = here.content().rows

@@ -114,8 +114,7 @@ def test_numbers_as_people_write_them(cells, numbers):
 
 def test_the_decimal_mark_is_remembered():
     encoder = learn(table(x=["1,5", "2,25", "1.000,5"]), ["x"])
-    new = table(x=["1.200", "7"])._replace(mark=",")
-    raw = encoder.encode(new) * encoder.std + encoder.mean
+    raw = encoder.encode(table(x=["1.200", "7"])._replace(mark=",")) * encoder.std + encoder.mean
     np.testing.assert_allclose(raw[:, 0], [1200, 7], rtol=1e-5)
 
 

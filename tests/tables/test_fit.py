@@ -82,8 +82,7 @@ def test_what_matters_comes_first(fitted):
 
 
 def test_columns_can_be_dropped_but_not_the_target(table):
-    options = replace(OPTIONS, drop=("id", "country"), steps=2)
-    found = fit_table(table, "price", options)
+    found = fit_table(table, "price", replace(OPTIONS, drop=("id", "country"), steps=2))
     assert [c.name for c in found.model.encoder.columns] == ["size", "age", "town"]
     for name, message in (("price", "would leave out the target"), ("sise", "you mean 'size'")):
         with pytest.raises(InputError, match=message):

@@ -22,8 +22,7 @@ def written(tmp_path):
 def test_any_usual_separator(written, separator):
     text = "a,b\n1,x\n2,y\n".replace(",", separator)
     table = read_table(written(text))
-    assert list(table.columns) == ["a", "b"]
-    assert table.columns["a"].tolist() == ["1", "2"]
+    assert (list(table.columns), table.columns["a"].tolist()) == (["a", "b"], ["1", "2"])
     assert table.mark == ("," if separator == ";" else ".")
     assert read_table(written(text.replace("1", "0.5"))).mark == "."
 

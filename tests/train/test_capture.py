@@ -43,8 +43,7 @@ def test_without_a_capture_training_goes_on_and_says_so(monkeypatch: pytest.Monk
 def test_replay_equals_the_eager_step(
     seeded: None, spec: object, every: int, schedule: object, tolerance: float
 ):
-    module = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)).cuda()
-    f, _ = fsmap.functional(module)
+    f, _ = fsmap.functional(nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)).cuda())
     x = torch.linspace(-1, 1, 24, device="cuda")[:, None]
     train = Batch(x, torch.sin(3 * x))
     px = fsmap.px.Uniform(-1.0, 1.0)

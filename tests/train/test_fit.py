@@ -237,8 +237,7 @@ def test_the_history_is_thinned_and_keeps_the_last_step():
     assert thin.columns["step"].tolist() == [0, 30, 60, 90, 107]
     assert torch.equal(thin.loss, whole.loss[[0, 30, 60, 90, 107]])
     assert (whole.columns["seconds"].diff() >= 0).all()
-    total = sum(whole.parts[-1].values())
-    assert whole.loss[-1].item() == pytest.approx(-total / 24, rel=1e-12)
+    assert whole.loss[-1].item() == pytest.approx(-sum(whole.parts[-1].values()) / 24, rel=1e-12)
     assert repr(thin) == "History(5 steps, 0 validations)"
 
 

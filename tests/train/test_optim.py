@@ -37,8 +37,7 @@ def test_schedules():
         (loop.Schedule(warmup=100), [0.01, 0.5, 1, 1, 1]),
         (loop.cosine(warmup=100), [0.01, 0.5, 1, 0.5, 0]),
     ):
-        found = [schedule.factor(step, 200) for step in steps]
-        assert found == pytest.approx(factors, abs=1e-15)
+        assert [schedule.factor(step, 200) for step in steps] == pytest.approx(factors, abs=1e-15)
 
 
 def test_norm_and_clipping_agree_with_torch(generator: torch.Generator):

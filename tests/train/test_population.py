@@ -44,12 +44,8 @@ def ps_map(prior_std: object) -> fsmap.Objective:
     return fsmap.ps_map(*terms(prior_std)[:2], num_data=24)
 
 
-def fs_map(prior_std: object, jitter: object) -> fsmap.Objective:
-    return fsmap.fs_map(*terms(prior_std), num_points=12, jitter=jitter, num_data=24)
-
-
-def dual(prior_std: object, jitter: object) -> fsmap.Objective:
-    return fsmap.fs_map(*terms(prior_std), num_points=4, jitter=jitter, num_data=24)
+def fs_map(prior_std: object, jitter: object, num_points: int = 12) -> fsmap.Objective:
+    return fsmap.fs_map(*terms(prior_std), num_points=num_points, jitter=jitter, num_data=24)
 
 
 def l_map(prior_std: object, jitter: object, **knobs: object) -> fsmap.Objective:
@@ -57,11 +53,11 @@ def l_map(prior_std: object, jitter: object, **knobs: object) -> fsmap.Objective
 
 
 def strength(reg_strength: object) -> fsmap.Objective:
-    return fsmap.l_map(*terms(), num_points=6, reg_strength=reg_strength, num_data=24)
+    return l_map(1.0, None, reg_strength=reg_strength)
 
 
 def nats(reg_nats: object, **knobs: object) -> fsmap.Objective:
-    return fsmap.l_map(*terms(), num_points=6, reg_nats=reg_nats, num_data=24, every=2, **knobs)
+    return l_map(1.0, None, reg_nats=reg_nats, every=2, **knobs)
 
 
 def changed(**knobs: object) -> Callable[..., fsmap.Objective]:
@@ -71,7 +67,10 @@ def changed(**knobs: object) -> Callable[..., fsmap.Objective]:
 BUILDS = {
     "ps_map": (ps_map, {"prior_std": [0.3, 1.0, 3.0]}),
     "fs_map": (fs_map, {"prior_std": [0.5, 2.0], "jitter": [1e-2, 1.0]}),
-    "fs_map_dual": (dual, {"prior_std": [0.5, 2.0], "jitter": [1e-2, 1.0]}),
+    "fs_map_dual": (
+        lambda prior_std, jitter: fs_map(prior_std, jitter, 4),
+        {"prior_std": [0.5, 2.0], "jitter": [1e-2, 1.0]},
+    ),
     **{
         f"l_map_{name}": (changed(estimator=name), {"prior_std": [0.5, 2.0], "jitter": [1e-2, 1.0]})
         for name in ("fd", "fd_central", "jvp", "vjp", "exact")
@@ -127,8 +126,7 @@ CHUNKED = [
 def test_a_member_is_the_same_run_alone(name: str, chunk: object):
     build, axes = BUILDS[name]
     knobs = RUN | {"steps": 8, "chunk": chunk, "clip": 3.0, "schedule": Schedule(warmup=5)}
-    grid = Grid(**axes, seed=[0, 7])
-    assert_members_are_runs_alone(build, grid, f, data(), **knobs)
+    assert_members_are_runs_alone(build, Grid(**axes, seed=[0, 7]), f, data(), **knobs)
 
 
 def test_a_resumed_population_keeps_r0(tmp_path: Path):

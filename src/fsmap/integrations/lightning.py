@@ -77,8 +77,7 @@ class LMAPCallback(pl.Callback):
         for prefix, row in self._rows.items():
             added, trace = row.pop("added", None), row.pop("trace", None)
             if trace is not None:
-                denominator = torch.add(trace.mean, trace.first, alpha=SHARE)
-                row["strength"] = trace.nats / denominator
+                row["strength"] = trace.nats / torch.add(trace.mean, trace.first, alpha=SHARE)
             if added is not None and loss is not None:
                 row["share"] = row["term"] / (loss - added).abs()
             named = {f"{prefix}/{key}": value for key, value in row.items()}

@@ -203,8 +203,7 @@ class LMAPTrainerMixin(Base):
     def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
         """The Trainer's; a checkpoint also holds R̄ of ``reg_nats``."""
         super().save_model(output_dir, _internal_call)
-        saves = _internal_call and output_dir and self.args.should_save
-        if self.log_trace is not None and saves:
+        if self.log_trace is not None and _internal_call and output_dir and self.args.should_save:
             torch.save(self.log_trace.state_dict(), Path(output_dir) / STATE)
 
     def _parts(self, compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> int:

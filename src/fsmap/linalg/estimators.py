@@ -153,8 +153,7 @@ class Forward(Estimator):
         """The unperturbed pass comes first; all passes share their random layers."""
         f, params, x, _ = site
         check_differences(f)
-        device = next(iter(params.values())).device
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(next(iter(params.values())).device.type, enabled=False):
             replay = NoiseReplay(f, params)
             out, state = run(f, params, x)
             padding = getattr(f, "padding", {})
@@ -167,8 +166,7 @@ class Forward(Estimator):
                 return f({name: p + scale * psi[name] for name, p in params.items()}, x)
 
             high, low = (end * self.beta for end in self.ends)
-            difference = flat(moved(high) - moved(low), x) / (high - low)
-            value = site.resolve(out).quadratic(difference)
+            value = site.resolve(out).quadratic(flat(moved(high) - moved(low), x) / (high - low))
             return Pass(value, out, state, accumulate(out.detach()).square().sum())
 
 
@@ -350,10 +348,7 @@ ROUNDING_SHARE = 0.1  # of a step, and of a trace, that may be rounding
 
 
 def check_trace(value: Tensor, site: Site, squares: Tensor | None, beta: float | None) -> None:
-    """Raise InputError if an estimate is not finite, or a difference is lost in rounding.
-
-    A step βψ is rounded to u·|θ|, u the machine epsilon, a difference to u·|f|; not inside vmap.
-    """
+    """Raise InputError if an estimate is not finite, or a difference is lost; not inside vmap."""
     found, params = number(value), site.params
     if found is None or (math.isfinite(found) and beta is None):
         return
@@ -361,6 +356,7 @@ def check_trace(value: Tensor, site: Site, squares: Tensor | None, beta: float |
         check_finite(params)
         finite(site.output())
         raise InputError(f"the estimate of Tr J is {found}: it overflows {value.dtype}")
+    # a step βψ is rounded to u·|θ|, u the machine epsilon, a difference to u·|f|
     unit = max(torch.finfo(p.dtype).eps for p in params.values())
     size = ravel(detached(params)).double().square().mean().sqrt()
     noise = unit**2 * float(squares) / num_points(site.x) / beta**2

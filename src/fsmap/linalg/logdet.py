@@ -235,9 +235,7 @@ def choose(method: str, size: Sizes, device: torch.device) -> str:
 def check_jitter(jitter: Tensor, rows: int, P: int) -> None:
     """Raise InputError if ε < 0, or ε = 0 with S·K < P (inside vmap: nothing)."""
     eps = number(jitter)
-    if eps is None:
-        return
-    if not eps >= 0:
+    if eps is not None and not eps >= 0:
         raise InputError(f"jitter must be >= 0, got {eps:g}")
     if eps == 0 and rows < P:
         raise InputError(

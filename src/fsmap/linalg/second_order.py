@@ -194,12 +194,13 @@ def layer_norm(
 ) -> Tensor:
     """``F.layer_norm``, right to second order."""
     out = normalize(input, list(range(-len(normalized_shape), 0)), eps, weight, bias)[0]
-    return out if _single(input) else out.to(input.dtype)
+    return _rounded(out, input)
 
 
-def _single(input: Tensor) -> bool:
-    """Whether torch normalizes in float32 here whatever the input is."""
-    return input.is_cuda and torch.is_autocast_enabled("cuda")
+def _rounded(out: Tensor, input: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An output in ``dtype`` or the input's, but in float32 where autocast on a GPU keeps that."""
+    single = dtype is None and input.is_cuda and torch.is_autocast_enabled("cuda")
+    return out if single else out.to(dtype or input.dtype)
 
 
 class BatchNorm(NamedTuple):
@@ -262,16 +263,10 @@ def instance_norm(
     return normalize(input, list(range(2, input.ndim)), eps, weight, bias)[0].to(input.dtype)
 
 
-def group_norm(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Tensor:
+def group_norm(input: Tensor, *args: Any, **options: Any) -> Tensor:
     """``F.group_norm``, whose forward mode takes no channels-last inputs."""
-    return F.group_norm(input.contiguous(), num_groups, weight, bias, eps)
+    options.pop("cudnn_enabled", None)  # of torch.group_norm, the last one
+    return F.group_norm(input.contiguous(), *args[:4], **options)
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
@@ -367,11 +362,15 @@ def embedding_bag(*args: Any, **options: Any) -> Tensor:
     """``F.embedding_bag`` of ``[B, L]``, which has neither forward mode nor a second derivative."""
     given = options | dict(zip(BAG, args, strict=False))
     mode, row, scales = (given.get(name) for name in ("mode", "padding_idx", "per_sample_weights"))
-    if mode == "max" or not given.get("offsets") is given.get("max_norm") is None:
+    rare = mode == "max" and row is not None
+    if rare or not given.get("offsets") is given.get("max_norm") is None:
         return F.embedding_bag(**given)
     input, weight = given["input"], given["weight"]
+    rows = F.embedding(input, weight)
+    if mode == "max":
+        return rows.amax(1)
     kept: Tensor = (input != (-1 if row is None else row % len(weight))).to(weight.dtype)  # [B, L]
-    rows = F.embedding(input, weight) * (kept if scales is None else kept * scales)[..., None]
+    rows = rows * (kept if scales is None else kept * scales)[..., None]
     return rows.sum(1) if mode == "sum" else rows.sum(1) / kept.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -416,7 +415,7 @@ def _native_layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``torch.native_layer_norm``, which returns the statistics as well."""
     out, mean, var = normalize(input, list(range(-len(shape), 0)), eps, weight, bias)
-    return out if _single(input) else out.to(input.dtype), mean, (var + eps).rsqrt()
+    return _rounded(out, input), mean, (var + eps).rsqrt()
 
 
 def _in_torchs_order(function: Callable[..., Tensor], switch: str) -> Callable[..., Tensor]:
@@ -480,15 +479,13 @@ def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     """``torch.softmax``; see :data:`REPLACED_FOR_DUALS`."""
     wide = accumulate(input if dtype is None else input.to(dtype))
     scores = (wide - wide.detach().amax(dim, keepdim=True)).exp()
-    out = scores / scores.sum(dim, keepdim=True)
-    return out if _single(input) and dtype is None else out.to(dtype or input.dtype)
+    return _rounded(scores / scores.sum(dim, keepdim=True), input, dtype)
 
 
 def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """``torch.log_softmax``; see :data:`REPLACED_FOR_DUALS`."""
     wide = accumulate(input if dtype is None else input.to(dtype))
-    out = wide - logsumexp(wide, dim, keepdim=True)
-    return out if _single(input) and dtype is None else out.to(dtype or input.dtype)
+    return _rounded(wide - logsumexp(wide, dim, keepdim=True), input, dtype)
 
 
 def _with_stacklevel(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -544,9 +541,7 @@ mul, div = _arithmetic(torch.mul), _arithmetic(torch.div)
 
 
 def _reversed_sub(x: Tensor, y: Any) -> Tensor:
-    if isinstance(y, int | float):
-        return torch.ops.aten.rsub.Scalar(x, y)  # type: ignore[no-any-return]
-    return sub(y, x)
+    return torch.ops.aten.rsub.Scalar(x, y) if isinstance(y, int | float) else sub(y, x)
 
 
 REPLACED_FOR_DUALS: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -128,8 +128,9 @@ def lanczos(
             if k > 1:
                 side = torch.diag_embed(torch.stack(beside, 1), 1)
                 T = T + side + side.mT
-            values, weights = _gauss(T, eps)
-            values = values * norms.square()
+            eigenvalues, vectors = torch.linalg.eigh(T)
+            first = vectors[:, 0]  # [R, k]
+            values = (first.square() * torch.log1p(eigenvalues / eps)).sum(1) * norms.square()
             known = done or previous is None
             change = torch.zeros_like(values) if known else (values - previous).abs()
             if done or (previous is not None and _settled(values, change, complete)):
@@ -139,7 +140,8 @@ def lanczos(
             basis = torch.cat([basis, basis.new_empty(R, min(n, 2 * k) - k, n)], dim=1)
         beside.append(torch.where(exhausted, 0.0, beta))
         basis[:, k] = torch.where(exhausted[:, None], 0.0, w / beta.clamp_min(1e-300)[:, None])
-    roots = norms[:, None] * (weights[:, None] @ held)[:, 0]
+    weights = vectors @ (first * (eigenvalues + eps).rsqrt())[:, :, None]  # (T + εI)^(−½) e₁
+    roots = norms[:, None] * (weights.mT @ held)[:, 0]
     digit = torch.finfo(T.dtype).eps * T.abs().sum(1).amax(1)  # ≥ eps·λ_max
     error = change + digit * roots.square().sum(1)
     return Quadrature(values, error, roots, diagonal[0] * norms.square())
@@ -152,14 +154,6 @@ def _settled(values: Tensor, change: Tensor, complete: bool) -> bool:
     if len(values) == 1:
         return bool(change[0] < OF_VALUE * values[0].abs())
     return bool(change.mean() < OF_SPREAD * values.std() / len(values) ** 0.5)
-
-
-def _gauss(T: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-    """e₁ᵀ log(I + T/ε) e₁ and (T + εI)^(−½) e₁ of the tridiagonal matrices: [R], [R, k]."""
-    eigenvalues, vectors = torch.linalg.eigh(T)
-    first = vectors[:, 0]  # [R, k]
-    values = (first.square() * torch.log1p(eigenvalues / eps)).sum(1)
-    return values, (vectors @ (first * (eigenvalues + eps).rsqrt())[:, :, None])[..., 0]
 
 
 LARGEST_EXPLICIT = 4096  # side up to which the matrix is formed

@@ -135,8 +135,7 @@ def evaluate(
     parts: tuple[Tensor, ...] = ()
     made_by, rebuild = f, None
     if x is not None:
-        records = frozen and bool(buffers)
-        with bn.recording(changes) if records else nullcontext():
+        with bn.recording(changes) if frozen and buffers else nullcontext():
             try:
                 out, state = f.with_state(params, x, buffers)
             except FAILURES as error:
@@ -377,10 +376,8 @@ class Regularizer:
         params = self.params()
         self._names = tuple(params)
         drawn = self.draw(x, params) if drawn is None else drawn
-        captured = capturing(
-            next(iter(params.values())).device
-        )  # then it has been evaluated before
-        replay = nullcontext if captured else NoiseReplay(self.f, params)
+        device = next(iter(params.values())).device  # if it captures, R has been evaluated before
+        replay = nullcontext if capturing(device) else NoiseReplay(self.f, params)
         try:
             return self._evaluate(x, drawn, params, compiled)
         except ForwardModeError as error:

@@ -131,20 +131,13 @@ class InPlacePenalty(Penalty):
         with torch.enable_grad():
             with self._perturbed(params, stream, probe):
                 there = self._pass(x)
-                value, at_there, at_base = self._cotangents(x, there, base, weight)
+                ends = [out.detach().requires_grad_() for out in (there, base)]
+                moved = flat(accumulate(ends[0]) - accumulate(ends[1]), x) / self.options.beta
+                value = resolve(self.options.metric, x, ends[1]).quadratic(moved)
+                at_there, at_base = torch.autograd.grad(weight * value, ends)
                 torch.autograd.backward(there, at_there)
             torch.autograd.backward(self._pass(x), at_base)
-        return value
-
-    def _cotangents(
-        self, x: Inputs, there: Tensor, base: Tensor, weight: float | Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """R, and the derivatives of weight·R with respect to both outputs."""
-        ends = [out.detach().requires_grad_() for out in (there, base)]
-        moved = flat(accumulate(ends[0]) - accumulate(ends[1]), x)  # [S, K]
-        value = resolve(self.options.metric, x, ends[1]).quadratic(moved / self.options.beta)
-        at_there, at_base = torch.autograd.grad(weight * value, ends)
-        return value.detach(), at_there, at_base
+        return value.detach()
 
     def _pass(self, x: Inputs) -> Tensor:
         """An ordinary pass in full precision, with this step's noise in random layers."""

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnseenStatisticsWarning
 from fsmap.functional import accumulate, check_derivatives, clock, plain_points, seeded, tensor_of
 from fsmap.lmap.batchnorm import unchanged
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
+from fsmap.lmap.options import batchnorm_layers
 from fsmap.types import Inputs
 
 Wrapper = LMAP | LaplacianPenalty | InPlacePenalty
@@ -261,8 +261,7 @@ def _check_term(term: object, allowed: Any, function: str) -> None:
 
 def _warn_if_unseen(module: nn.Module) -> None:
     """Warn if running statistics are still those of a new layer."""
-    norms = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
-    stats: list[Any] = [(n, m.running_mean, m.running_var) for n, m in norms]
+    stats: list[Any] = [(n, m.running_mean, m.running_var) for n, m in batchnorm_layers(module)]
     unseen = [n for n, m, v in stats if m is not None and not m.any() and bool((v == 1).all())]
     if unseen:
         message = (

@@ -153,8 +153,7 @@ class TraceBound(NamedTuple):
                 "R₀ is not known yet: fit and fit_population take it from the initial ones. "
                 "Elsewhere give l_map(..., r0=...), or call objective.started(f, params, stream)."
             )
-        R = _trace(self, f, params, draws)
-        return -self.every * self.nats * torch.log1p(R / self.r0)
+        return -self.every * self.nats * torch.log1p(_trace(self, f, params, draws) / self.r0)
 
 
 def _trace_draws(term: Laplacian | TraceBound, f: ModelFn, params: Params, stream: Stream) -> Draws:
@@ -165,5 +164,4 @@ def _trace_draws(term: Laplacian | TraceBound, f: ModelFn, params: Params, strea
 
 
 def _trace(term: Laplacian | TraceBound, f: ModelFn, params: Params, draws: Draws) -> Tensor:
-    site = Site(f, params, draws.x, term.metric)
-    return evaluate(term.estimator, site, draws.psi).value.mean()
+    return evaluate(term.estimator, Site(f, params, draws.x, term.metric), draws.psi).value.mean()

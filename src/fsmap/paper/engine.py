@@ -555,13 +555,12 @@ def summary_of(experiment: Experiment, content: Content) -> dict[str, Any]:
     rows, header = content.rows, content.header
     size = coverage(experiment, header, content.units)
     missing = [] if size in ("quick", "full") else [size]
-    around = {name: records.origins(rows, name) for name in ("device", "commit", "torch")}
     return {
         "experiment": experiment.id,
         "size": header["size"],
         "protocol": experiment.protocol,
         "seconds": round(sum(unit["seconds"] for unit in content.units.values()), 3),
-        **around,
+        **{name: records.origins(rows, name) for name in ("device", "commit", "torch")},
         "claims": [records.claim_entry(claim) for claim in experiment.claims(rows)],
         "table": experiment.table(rows),
         "label": experiment.label,

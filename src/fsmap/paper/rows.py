@@ -349,8 +349,7 @@ class RunFolder:
         lines = [encode(row._asdict()) for row in rows]
         append_lines(self.rows_file, lines)
         about = {"unit": unit, "rows": len(rows), "seconds": seconds}
-        done = sealed(about, [line.encode() for line in lines])
-        append_lines(self.units_file, [encode(done)])
+        append_lines(self.units_file, [encode(sealed(about, [line.encode() for line in lines]))])
 
     def clear(self) -> None:
         """Move a finished run aside, remove an unfinished one; atomic, by one rename."""

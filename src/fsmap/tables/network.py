@@ -206,21 +206,18 @@ def best(found: dict[str, Learned]) -> str:
 
 
 def assign_folds(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> Tensor:
-    """The member that holds out each row, ``[N]``; -1: none.
-
-    Several members hold out a part each, together all rows. One member holds out ``share`` of them.
-    Every class is split evenly.
-    """
+    """The member that holds out each row, ``[N]``, by class; one alone holds out a ``share``."""
     num_rows = len(y)
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
     if not y.is_floating_point():
         order = order[y[order].sort(stable=True).indices]
-    place = torch.empty(num_rows, dtype=torch.long)
+    place = torch.empty(num_rows, dtype=torch.long)  # every class is split evenly
     place[order] = torch.arange(num_rows)
     if ensemble > 1:
         return place % ensemble
     count = max(1, round(share * num_rows))
-    return torch.where((place * count) // num_rows < ((place + 1) * count) // num_rows, 0, -1)
+    held = (place * count) // num_rows < ((place + 1) * count) // num_rows
+    return torch.where(held, 0, -1)  # -1: by no member
 
 
 def row_losses(out: Tensor, y: Tensor) -> Tensor:
@@ -321,8 +318,7 @@ class _Run:
                 for group in optimizer.param_groups:
                     angle = math.pi * (step - 1) / self.steps
                     group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(angle))
-                out = _apply(self.net, params, self.x[rows])
-                losses = row_losses(out, self.y[rows])
+                losses = row_losses(_apply(self.net, params, self.x[rows]), self.y[rows])
                 squares = torch.stack([p.square().flatten(1).sum(1) for p in params.values()])
                 loss = losses.mean(1).sum() + (decay / 2 * squares.sum(0)).sum()
                 if regularized and step % EVERY == 0:
@@ -409,15 +405,11 @@ class _Track:
 
 
 def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -> Learned:
-    """A linear model, trained to its minimum; the weight decay is chosen by held-out rows.
-
-    With more columns than rows the solver sees the coordinates of the rows in their own span: a
-    rotation does not change the weight decay.
-    """
+    """A linear model, trained to its minimum; the weight decay is chosen by held-out rows."""
     labels = not y.is_floating_point()
     outputs = int(y.max()) + 1 if labels else y.shape[1]
     x, y, back = x.double(), y if labels else y.double(), None
-    if x.shape[1] > len(x):
+    if x.shape[1] > len(x):  # coordinates in the rows' span: no rotation changes the weight decay
         squares, u = torch.linalg.eigh(x @ x.T)
         root = squares.clamp_min(1e-10 * float(squares.max())).sqrt()
         back = x.T @ (u / root)  # [D, N]

@@ -86,17 +86,13 @@ def read_table(path: str | Path, *, missing: Sequence[str] = (), target: str = "
 
 
 def write_table(columns: Mapping[str, Sequence[Any]]) -> str:
-    """A table as CSV, by column."""
+    """A table as CSV, by column; an apostrophe before text that a spreadsheet could execute."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in (columns, *zip(*columns.values(), strict=True)):
-        writer.writerow([_quoted(cell) for cell in row])
+        hostile = [isinstance(cell, str) and FORMULA.match(cell) for cell in row]
+        writer.writerow([f"'{c}" if bad else c for c, bad in zip(row, hostile, strict=True)])
     return text.getvalue()
-
-
-def _quoted(cell: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet could execute."""
-    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
 def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]], list[str]]:

@@ -164,8 +164,7 @@ def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def describe(value: Any, depth: int = DEPTH) -> Any:

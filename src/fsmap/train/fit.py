@@ -111,8 +111,7 @@ def fit(
         config |= describe(about | settings.describe())
     validation = None
     if settings.by is not None:
-        held_out = loop.as_batch(settings.on, params)
-        validation = partial(measure, f, data=held_out, by=settings.by)
+        validation = partial(measure, f, data=loop.as_batch(settings.on, params), by=settings.by)
     optimizer = settings.optimizer.build(leaves.values())
     extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
     training = loop.Loop(settings, leaves, optimizer, stop_if_diverged, config, validation, extra)

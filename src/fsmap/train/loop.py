@@ -122,8 +122,7 @@ def sgd(lr: float, *, momentum: float = 0.0, nesterov: bool = False) -> Optimize
         >>> dict(sgd(0.1, momentum=0.9).options)
         {'momentum': 0.9, 'nesterov': False}
     """
-    options = (("momentum", momentum), ("nesterov", nesterov))
-    return OptimizerSpec("sgd", _positive_lr(lr), options)
+    return OptimizerSpec("sgd", _positive_lr(lr), (("momentum", momentum), ("nesterov", nesterov)))
 
 
 def cosine(*, warmup: int = 0) -> Schedule:
@@ -392,8 +391,7 @@ def check_pure(f: ModelFn, params: Params, x: Inputs) -> None:
     """Raise UnsupportedModuleError if a pass changes a buffer, as BatchNorm in training does."""
     if not isinstance(f, Functional):
         return
-    device = next(iter(params.values())).device
-    with torch.no_grad(), layer_noise(f, Stream(0, 0), device):
+    with torch.no_grad(), layer_noise(f, Stream(0, 0), next(iter(params.values())).device):
         after = f.with_state(params, x)[1].buffers
     before = dict(f.module.named_buffers())
     changed = [n for n in after if not torch.equal(after[n].to(before[n]), before[n])]
@@ -542,8 +540,7 @@ class Loop:
         stopped = False
         with self.lock as stack:
             while self.step < settings.steps and not stopped:
-                factor = settings.schedule.factor(self.step, settings.steps)
-                lr = settings.optimizer.lr * factor
+                lr = settings.optimizer.lr * settings.schedule.factor(self.step, settings.steps)
                 set_lr(self.optimizer, lr)
                 self.recorder.add(self.step, lr, take_step(self.step))
                 self.step += 1

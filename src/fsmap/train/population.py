@@ -511,8 +511,7 @@ class Feeder:
         draw_dim = None if len(self._drawing) == 1 else 0
         which: Any = 0 if draw_dim is None else self._draw_of[members]
         draws = tree_map_only(Tensor, lambda t: t[which], feed.draws)
-        draw_dims = tree_map_only(Tensor, lambda _: draw_dim, feed.draws)
-        return batch, draws, (batch_dim, draw_dims)
+        return batch, draws, (batch_dim, tree_map_only(Tensor, lambda _: draw_dim, feed.draws))
 
 
 def _group_of(groups: dict[tuple[Value, ...], list[int]], device: torch.device) -> Tensor:

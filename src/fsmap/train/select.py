@@ -27,8 +27,7 @@ def measure_members(states: PopulationState, *, on: Any, by: Metric) -> Tensor:
     """A metric of every member, [M], on one set or one per split; nan if outputs are not finite."""
     if not callable(by):
         raise InputError(f"{NO_METRIC}, got {by!r}")
-    data = held_out_sets(on, states.grid, states.params)
-    return measure_each(states.f, states.params, data, by)
+    return measure_each(states.f, states.params, held_out_sets(on, states.grid, states.params), by)
 
 
 class Choice(NamedTuple):

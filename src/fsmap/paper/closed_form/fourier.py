@@ -56,8 +56,7 @@ def regression(
 ) -> Batch:
     """Noisy values of a function at uniform points of [low, 1]; ``draw``: :func:`draw_options`."""
     x = low + (1 - low) * torch.rand(num_points, **draw)
-    noise = torch.randn(num_points, **draw)
-    return Batch(x, f(x) + noise_std * noise)
+    return Batch(x, f(x) + noise_std * torch.randn(num_points, **draw))
 
 
 def fourier_sum(num_frequencies: int, **draw: Any) -> Function:
@@ -134,8 +133,7 @@ class FourierConfig:
     def log_posterior(self, theta: Tensor, data: Batch, form: Form | None = None) -> Tensor:
         """Log p(f|D), or log p(θ|D) without a form, up to the evidence, with the data's noise."""
         objective = TANH.objective(self.noise_std, Normal(self.prior_std), form, len(data.y))
-        rows = Batch(self.model().design(data.x), data.y)
-        return TANH.log_density(objective, theta, rows)
+        return TANH.log_density(objective, theta, Batch(self.model().design(data.x), data.y))
 
     def diagonal(self, jitter: float | Tensor) -> Diagonal:
         """The log-determinant for p_X = Uniform(-1, 1) with a jitter."""

@@ -92,8 +92,7 @@ def solve(
     rows = [Batch(model.design(batch.x), batch.y) for batch in data]
 
     def objective(weight: Tensor) -> Objective:
-        scaled = Scaled(form, 2 * weight)
-        return EXP.objective(config.noise_std, prior, scaled, len(data[0].y))
+        return EXP.objective(config.noise_std, prior, Scaled(form, 2 * weight), len(data[0].y))
 
     members = [{"weight": w, "split": q} for w in WEIGHTS.values() for q in range(len(data))]
     sizes = {"lr": config.lr, "steps": config.steps, "warmup": config.warmup}
@@ -122,8 +121,7 @@ def root_curvature(data: Batch, theta: Tensor, noise_std: float) -> Tensor:
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """Distance of two functions in L2(Uniform(−1, 1)), from their coefficients ``[..., 2]``."""
-    gram = build().uniform_gram()
-    return (((a - b) @ gram) * (a - b)).sum(-1).sqrt()
+    return (((a - b) @ build().uniform_gram()) * (a - b)).sum(-1).sqrt()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,8 +251,7 @@ class MixtureBMA(Experiment):
             gap = distance(authors_grid(config, batch, alpha, peak), average.mean)
             yield Measured("distance_of_grid", gap, seed=seed, config=where)
         for method, theta in solutions.items():
-            gaps = distance(theta.exp(), torch.stack(averages))
-            for seed, gap in enumerate(gaps.tolist()):
+            for seed, gap in enumerate(distance(theta.exp(), torch.stack(averages)).tolist()):
                 yield Measured("distance", gap, method, seed, where)
             yield Measured("function", design @ theta[0].exp(), method, 0, where)
         yield Measured("average", design @ averages[0], seed=0, config=where)
@@ -313,14 +310,10 @@ def authors_grid(config: BMAConfig, data: Batch, alpha: float, peak: Tensor) -> 
 
 
 def by_nuts(config: BMAConfig, data: Batch, alpha: float) -> ChainMean:
-    r"""E[exp θ] by NUTS, in coordinates z in which the posterior is easy to sample.
-
-    $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 on the right, where the
-    likelihood falls steeply, and slope α on the plateau at the left.
-    """
+    """E[exp θ] by NUTS, in coordinates z in which the posterior is easy to sample."""
     posterior = log_density(data, config.noise_std, alpha)
 
-    def theta_of(z: Tensor) -> Tensor:
+    def theta_of(z: Tensor) -> Tensor:  # slope 1 at the right, where p falls; α on the plateau
         return z - (alpha - 1) * torch.nn.functional.softplus(-z)
 
     def log_density_of(z: Tensor) -> Tensor:

@@ -57,8 +57,7 @@ class Reparam(Experiment):
         return [{"part": "invert"}, {"part": "sinh"}]
 
     def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
-        part = {"invert": invert, "sinh": sinh}[unit["part"]]
-        for measured in part(config, context):
+        for measured in {"invert": invert, "sinh": sinh}[unit["part"]](config, context):
             yield measured._replace(config={**unit, **measured.config})
 
     def claims(self, rows: Rows) -> list[Claim]:
@@ -70,7 +69,6 @@ class Reparam(Experiment):
         ps_gradient = smallest(tables.values(of_ps, metric="gradient_gap"))
         fs = largest(tables.values(of_fs, metric="function_gap"))
         ps = smallest(tables.values(of_ps, metric="function_gap"))
-        seeds = len(tables.values(of_fs, metric="function_gap"))
         return [
             judge_all("PS-MAP in 1/θ learns a function more than 1.5 times as rough", rougher,
                       ratio=True, above=1.5, paper="less smooth"),
@@ -83,7 +81,7 @@ class Reparam(Experiment):
             exact("Optimized in sinh θ, FS-MAP reaches the same function; PS-MAP does not",
                   fs < 1e-4 and ps > 100 * fs,
                   f"relative distance of the functions {fs:.0e} (PS-MAP: at least {ps:.3f})",
-                  "invariant", seeds=seeds),
+                  "invariant", seeds=len(tables.values(of_fs, metric="function_gap"))),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
@@ -119,8 +117,7 @@ class Inverted(NamedTuple):
 
     def value(self, params: Params) -> Tensor:
         """Nats: the density of 1/θ is p(θ) θ²."""
-        theta = params["theta"]
-        return Normal(1.0).value(params) + 2 * self.inverted * theta.abs().log().sum()
+        return Normal(1.0).value(params) + 2 * self.inverted * params["theta"].abs().log().sum()
 
     def check(self, params: Params) -> None:
         """All parameters are valid."""
@@ -183,8 +180,7 @@ class Chart(NamedTuple):
     def objective(self, method: str) -> Objective:
         """PS-MAP or FS-MAP in these coordinates; the narrow prior leaves one interior optimum."""
         prior = Reparametrized(Normal(PRIOR_STD), self.to_theta)
-        gram = small_model().uniform_gram()
-        form = Invertible.from_gram(gram) if method == "fs-map" else None
+        form = Invertible.from_gram(small_model().uniform_gram()) if method == "fs-map" else None
         return self.squash.objective(NOISE_STD, prior, form, NUM_TRAIN)
 
 

@@ -49,15 +49,12 @@ Function = Callable[[Tensor, Tensor], Tensor]  # θ [P] and x [S] to [S]
 
 
 def maximize(objective: Callable[[Tensor], Tensor], start: Tensor, *, steps: int = 100) -> Tensor:
-    """Climb to a local maximum by Newton's method, to machine precision, ``[P]`` to ``[P]``.
-
-    Curvatures enter by their absolute value, so that every step goes uphill; it is halved if not.
-    """
+    """Climb to a local maximum by Newton's method, to machine precision, ``[P]`` to ``[P]``."""
     theta, length = start.detach().clone(), float("inf")
     gradient, hessian = torch.func.grad(objective), torch.func.hessian(objective)
     for _ in range(steps):
         curvature, axes = torch.linalg.eigh(-hessian(theta))
-        scale = curvature.abs().clamp_min(1e-12)
+        scale = curvature.abs().clamp_min(1e-12)  # so that a step goes uphill; else it is halved
         step = axes @ ((axes.mT @ gradient(theta)) / scale)
         step = step * min(1.0, 2.0 / max(float(step.norm()), 1e-300))
         before = objective(theta)
@@ -276,13 +273,9 @@ class TheorySymmetry(Experiment):
         return {"theory-symmetry": figure}
 
 
-def two_units(theta: Tensor, x: Tensor) -> Tensor:
-    """F = w₂ᵀ tanh(w₁ x), θ = (w₁, w₂)."""
-    return torch.tanh(x[:, None] * theta[:2]) @ theta[2:]
-
-
 def scaled_jacobian(theta: Tensor, x: Tensor) -> Tensor:
-    """J/√S at many θ, ``[T, 4]`` to ``[T, S, 4]``; 𝒥 is its square."""
+    """J/√S of F = w₂ᵀ tanh(w₁ x), θ = (w₁, w₂), at many θ, ``[T, 4]`` to ``[T, S, 4]``."""
+    two_units: Function = lambda t, at: torch.tanh(at[:, None] * t[:2]) @ t[2:]  # noqa: E731
     return jacobians(two_units, theta, x) / math.sqrt(len(x))
 
 
@@ -363,8 +356,7 @@ class TheoryFlat(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         gap, residual = (tables.line(rows, "noise_std", metric=m).mean for m in self.metrics)
-        several = len(gap) > 1
-        slope = np.polyfit(np.log(residual), np.log(gap), 1)[0] if several else math.nan
+        slope = np.polyfit(np.log(residual), np.log(gap), 1)[0] if len(gap) > 1 else math.nan
         best, at = [*gap, math.nan][0], [*residual, math.nan][0]
         seeds = len({row.seed for row in rows})
         return [

@@ -365,14 +365,9 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
         yield row(f"laplacian_{place}", laplacian(run.module, x, probes=2)[0])
     yield row("laplacian_joint", joint_laplacian(run, foreign))
     yield row("reg_strength", run.history[-1]["reg_strength"])  # λ of the last step
-    yield row("seconds_per_step", _seconds_per_step(run))
-
-
-def _seconds_per_step(run: ImageRun) -> float:
-    """Median over epochs, evaluation and checkpoints included; compilation is in the first."""
-    times = [float(line["seconds"]) for line in run.history]
+    times = [float(line["seconds"]) for line in run.history]  # compilation is in the first epoch
     epochs = [after - before for before, after in itertools.pairwise(times)]
-    return statistics.median(epochs or times) / run.steps_per_epoch
+    yield row("seconds_per_step", statistics.median(epochs or times) / run.steps_per_epoch)
 
 
 def shown(rows: Iterable[Row]) -> list[Row]:

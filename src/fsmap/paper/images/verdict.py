@@ -145,10 +145,7 @@ def lines(
 
 
 def with_tuned(rows: Rows) -> list[Row]:
-    """Rows as the table has them, then of each one's changes the best on held-out images.
-
-    It is called tuned if several were tried, and compared over the seeds that all of them have.
-    """
+    """Rows as the table has them, then the best of each one's changes (tuned: of several)."""
     found = []
     for members in tables.group(rows, "dataset").values():
         tried: dict[str, dict[str, dict[int, float]]] = {}

@@ -238,8 +238,7 @@ def _clouds(rows: Rows) -> dict[float, dict[int, Cloud]]:
     for (jitter, samples), members in sorted(estimates.items(), key=lambda item: -item[0][1]):
         truth = tables.select(rows, metric="log_det", jitter=jitter, exact=True)
         scale = joined([row._replace(value=row.config["scale"]) for row in truth])
-        cloud = Cloud(joined(truth), joined(members), scale)
-        found.setdefault(jitter, {})[samples] = cloud
+        found.setdefault(jitter, {})[samples] = Cloud(joined(truth), joined(members), scale)
     return found
 
 
@@ -334,5 +333,4 @@ def _panels(rows: Rows) -> dict[float, Cloud]:
 
 def _ratio(cloud: Cloud, estimate: Sequence[float] | None = None) -> float:
     """Median of estimate/log det."""
-    pairs = zip(cloud.exact, estimate or cloud.estimate, strict=True)
-    return median_low(y / x for x, y in pairs)
+    return median_low(y / x for x, y in zip(cloud.exact, estimate or cloud.estimate, strict=True))

@@ -337,8 +337,7 @@ def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
     for some in tables.group(rows, "seed", **where).values():
         ordered = sorted(some, key=lambda row: row.config["jitter"])
         fields = torch.tensor([row.value for row in ordered], dtype=torch.float64)  # [k, n]
-        steps = (fields[1:] - fields[:-1]).abs().mean(1)
-        share = steps / (fields[-1] - 0.5).abs().mean()
+        share = (fields[1:] - fields[:-1]).abs().mean(1) / (fields[-1] - 0.5).abs().mean()
         place = int(share.argmax())
         found.append((float(share[place]), float(ordered[place + 1].config["jitter"])))
     return max(found)
@@ -430,11 +429,8 @@ def path(problem: Problem, jitter: float, distances: list[float]) -> Tensor:
 def climb(
     problem: Problem, jitter: float, config: PathologyConfig, advance: Callable[[float], None]
 ) -> list[tuple[int, Tensor, Tensor]]:
-    """Maximize the objective with Adam, in stages of ten times smaller steps.
-
-    Adam's steps are as long as the learning rate: each stage comes ten times nearer a singularity.
-    Returns steps, objectives in nats, and smallest eigenvalues over the largest, ``[M]`` (seeds).
-    """
+    """Steps of Adam, objectives in nats, smallest eigenvalues over the largest, ``[M]`` (seeds)."""
+    # in stages: Adam's steps are as long as the learning rate, each comes ten times nearer
     steps, every = config.steps, max(1, config.steps // 10)
     f, x = fsmap.functional(problem.network(0))[0], problem.px.all()
     starts = {seed: problem.network(seed).named_parameters() for seed in range(config.seeds)}

@@ -36,8 +36,8 @@ IMAGES = [
     ("CIFAR-10", "SAM, ρ = 0.05", "image-table", CIFAR | {"row": "sam"}),
     ("CIFAR-10", "LogTrace()", "image-table", CIFAR | {"row": "nats"}),
     ("CIFAR-10", "SAM and LogTrace()", "image-table", CIFAR | {"row": "sam+nats"}),
-    ("CIFAR-100, 50 epochs", "PS-MAP", "cifar100-50", {"way": "plain"}),
-    ("CIFAR-100, 50 epochs", "LogTrace()", "cifar100-50", {"way": "nats"}),
+    ("CIFAR-100, own split, 50 epochs", "PS-MAP", "cifar100-50", {"way": "plain"}),
+    ("CIFAR-100, own split, 50 epochs", "LogTrace()", "cifar100-50", {"way": "nats"}),
 ]
 NOISY_IMAGES = [
     (NOISY, "PS-MAP", "label-noise", NOISE | {"row": "ps-map"}),

@@ -148,9 +148,12 @@ def train(task: Task, way: str, seed: int, options: dict[str, Any]) -> dict[str,
     row["nats"] = None if penalty is None else float(penalty.nats)
     for split, (inputs, labels) in zip(SPLITS, splits, strict=True):
         out = logits(model, inputs)
+        if not torch.isfinite(out).all():  # training diverged
+            row[split] = dict.fromkeys((*METRICS, "scaled_nll"), math.inf)
+            continue
         row[split] = {name: float(getattr(fsmap.metrics, name)(out, labels)) for name in METRICS}
-    scale = row["held-out"]["temperature"]
-    row["test"]["scaled_nll"] = float(fsmap.metrics.nll(out / scale, labels))
+        scale = row["held-out"]["temperature"]
+        row[split]["scaled_nll"] = float(fsmap.metrics.nll(out / scale, labels))
     return row
 
 

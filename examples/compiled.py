@@ -21,7 +21,7 @@ def main(backend: str = "inductor") -> tuple[float, float]:
     model = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
     model = nn.Sequential(*model, nn.Linear(64, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    lm = fsmap.LMAP(model, fsmap.px.Normal(shape=(8,)), num_points=64, batchnorm="frozen", every=4)
+    lm = fsmap.LMAP(model, fsmap.px.Normal(shape=(8,)), num_points=64, every=4)
     lm.compile(backend=backend)
     for _ in range(60):
         out, R = lm(x)

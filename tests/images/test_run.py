@@ -44,7 +44,7 @@ def test_rows_say_what_happened(tmp_path: Path):
 def test_a_checkpoint_gives_the_deployed_model_back(tmp_path: Path):
     run = trained(folder=tmp_path)
     module, progress = load_model(tmp_path, model=TINY.model)
-    assert progress["settings"] == TINY
+    assert progress["settings"] == run.settings
     assert not module.training
     x = run.task.test.x[:3]
     assert torch.equal(module(run.task.normalize(x, torch.float64)), run.logits_of(x))
@@ -175,3 +175,10 @@ def test_frozen_layers_of_a_given_module_stay_frozen(seeded: None):
     run = trained(dataclasses.replace(TINY, epochs=1), module=module)
     assert run.module.bn.training
     assert not torch.equal(run.module.bn.running_mean, before)
+
+
+@pytest.mark.parametrize(("model", "mode"), [("TinyNet", "joint"), ("bare", "frozen")])
+def test_the_default_mode_is_that_of_lmap(model: str, mode: str):
+    run = ImageRun(dataclasses.replace(TINY, model=f"image_cases:{model}"))
+    assert run.stepper.lm is not None
+    assert run.config["settings"]["batchnorm"] == run.stepper.lm.batchnorm == mode

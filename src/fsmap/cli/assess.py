@@ -102,14 +102,14 @@ def _print(found: shift.Assessment) -> None:
         scale = 100 if metric in PERCENT else 1
         return number(scale * values[metric], 4) if metric in values else ""
 
-    header = ["", *(name.replace("_", " ") for name in shift.METRICS)]
-    sets = found.sets.items()
-    cli.table(header, [[name, *(cell(values, m) for m in shift.METRICS)] for name, values in sets])
+    bound = found.temperature in TEMPERATURES
+    metrics = [m for m in shift.METRICS if not (bound and m.endswith("_scaled"))]
+    header = ["", *(name.replace("_", " ") for name in metrics)]
+    cli.table(header, [[name, *(cell(v, m) for m in metrics)] for name, v in found.sets.items()])
     cli.say()
     if found.temperature is not None:
         says = "over-confident" if found.temperature > 1 else "under-confident"
-        if found.temperature in TEMPERATURES:
-            says = "a bound of the search, so T and the scaled numbers mean nothing"
+        says = "a bound of the search, so it means nothing" if bound else says
         cli.say(f"T = {found.temperature:.3f} on held-out images: {says}")
     for name, value in found.ood.items():
         cli.say(f"OOD AUROC against {name}: {value:.4f}")

@@ -79,7 +79,7 @@ SETTINGS = {
         "--num-points S": "evaluation images a step (32; with --reg-strength 128)",
         "--estimator NAME": "jvp (default), fd, fd_central, vjp, exact",
         "--beta X": "step of the differences (1e-3)",
-        "--batchnorm MODE": "joint (default), frozen, batch",
+        "--batchnorm MODE": "joint (default with BatchNorm), frozen (default without), batch",
         "--every K": "R on every K-th step (2; with --reg-strength 1)",
     },
     "how it is computed": {
@@ -177,9 +177,11 @@ def _train(
         task = load_data(settings, arguments.data_dir, px)
         images, usual = len(task.train.x), settings.batch_size
         if arguments.batch_size is None and images < usual:
-            settings = replace(settings, batch_size=max(2, 1 << (images // 4).bit_length() >> 1))
+            size = max(2, 1 << (images // 4).bit_length() >> 1)
+            points = max(2, size // 4) if arguments.num_points is None else settings.num_points
+            settings = replace(settings, batch_size=size, num_points=points)
             if group.rank == 0:
-                cli.say(f"fewer training images than {usual}: --batch-size {settings.batch_size}")
+                cli.say(f"fewer training images than {usual}: --batch-size {size}")
         own: dict[str, Any] = {n: getattr(arguments, n) for n in ("device", "resume", "data_dir")}
         own["about"] = {"commit": commit(), "command": arguments.command}
         run = ImageRun(settings, task=task, folder=folder, group=group, **own)

@@ -24,7 +24,7 @@ from fsmap.data.images import ImageSet, ImageTask, Normalization, facts_of, load
 from fsmap.errors import CheckpointError, FsmapError, InputError, UnsupportedModuleError
 from fsmap.functional import evaluation_mode
 from fsmap.linalg.estimators import by_name
-from fsmap.lmap.options import check_mode
+from fsmap.lmap.options import MODES, check_mode
 from fsmap.models.resnet import resnet18, resnet50_imagenet
 from fsmap.train import checkpoint
 
@@ -68,7 +68,7 @@ class ImageSettings:
     num_points: int = 128  #: S of :class:`fsmap.LMAP`, over all processes together
     estimator: str = "jvp"  #: of :class:`fsmap.LMAP`, as are the next three
     beta: float = 1e-3
-    batchnorm: str = "joint"
+    batchnorm: str = "auto"  #: a run has the mode that it means for the model
     every: int = 1
     label_noise: float = 0.0  #: fraction of training labels drawn anew
     label_noise_seed: int = 0
@@ -87,7 +87,7 @@ class ImageSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", one_spelling(self.data))
         by_name(self.estimator)
-        check_mode(self.batchnorm)
+        check_mode(self.batchnorm, ("auto", *MODES))
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:

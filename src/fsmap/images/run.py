@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fsmap.files import write_whole
 from fsmap.images import build
 from fsmap.images.build import FILE, ImageSettings
 from fsmap.images.step import COLUMNS, Feeder, Group, Step
+from fsmap.lmap.options import batchnorm_layers
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint
 from fsmap.train.loop import Schedule
@@ -59,7 +61,7 @@ class ImageRun:
         written), ``task`` and ``module`` (changed in place) replace what the settings name, and
         ``about`` is written into the log.
         """
-        self.settings, self.group = settings, group or Group()
+        self.group = group or Group()
         self.device = torch.device(device)
         px = settings.px if settings.regularized else None
         self.task = (task or build.load_data(settings, data_dir, px)).to(self.device)
@@ -68,6 +70,10 @@ class ImageRun:
             module = build.build_model(settings, images, data_dir=data_dir)
         if not any(p.requires_grad for p in module.parameters()):
             raise InputError(f"{settings.model} has no parameters to train")
+        if settings.batchnorm == "auto":
+            mode = "joint" if batchnorm_layers(module) else "frozen"
+            settings = replace(settings, batchnorm=mode)
+        self.settings = settings
         if not module.training:
             module.train()
         self.module = build.place(module, settings, self.device)

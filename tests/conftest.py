@@ -33,6 +33,7 @@ def torch_globals() -> dict[str, object]:
         "number of threads": torch.get_num_threads(),
         "deterministic mode": torch.are_deterministic_algorithms_enabled(),
         "grad mode": torch.is_grad_enabled(),
+        "fast path of attention": torch.backends.mha.get_fastpath_enabled(),
         "validation of distributions": torch.distributions.Distribution._validate_args,
     }
 

@@ -88,6 +88,15 @@ class Squares(Experiment):
         return Interactive("Move the scale", "α", frames, xlabel="n", ylabel="square", start=1)
 
 
+class Broken(Squares):
+    """Has a bug."""
+
+    id = "broken"
+
+    def run(self, config, unit, context):
+        return [1 / 0]
+
+
 @contextmanager
 def only(*classes: type[Experiment]) -> Iterator[None]:
     """Make these the only experiments there are."""

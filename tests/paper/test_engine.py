@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import fake_experiment
-from fake_experiment import Squares, only, run
+from fake_experiment import Broken, Squares, only, run
 from fsmap.cli import main
 from fsmap.errors import InputError, MissingDataError
 from fsmap.paper.closed_form.fourier import FourierConfig
@@ -103,13 +103,6 @@ class NeedsData(Squares):
 class NeedsGpu(Squares):
     id = "needs-gpu"
     device = "gpu"
-
-
-class Broken(Squares):
-    id = "broken"
-
-    def run(self, config, unit, context):
-        return [1 / 0]
 
 
 def test_all_skips_what_lacks_data_or_a_device_and_survives_a_bug(tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from torch import nn
 from torch.testing import assert_close
 
 import fsmap
-from fsmap.errors import InputError
 from fsmap.objective.objective import Gaussian, Normal, Reparametrized
 from fsmap.px import Stream
 from fsmap.types import Batch, Draws
@@ -96,23 +95,6 @@ def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(
     assert there == pytest.approx(here, rel=1e-6, abs=1e-4)
     here_ps, there_ps = value(ps, m.f, m.params, prior), value(ps, f2, params2, prior2)
     assert abs(there_ps - here_ps) > 1e-3
-
-
-def test_check_names_what_does_not_fit() -> None:
-    m, batch = case("tanh_mlp"), data()
-    fits = fs()
-    fits.check(m.f, m.params, batch)
-    with pytest.raises((InputError, fsmap.errors.UnsupportedModuleError), match="p_X|shape"):
-        fs(fsmap.px.Normal(shape=(3,))).check(m.f, m.params, batch)
-    with pytest.raises(InputError, match="points"):
-        fits.check(m.f, m.params, Batch(batch.x, batch.y[:-1]))
-    bad = batch.x.clone()
-    bad[3] = torch.nan
-    with pytest.raises(InputError, match="points"):
-        fits.check(m.f, m.params, Batch(bad, batch.y))
-    few = fsmap.fs_map(*terms(), batch.x, num_points=5, jitter=0.0, num_data=N)
-    with pytest.raises(InputError, match="jitter"):
-        few.check(m.f, m.params, batch)
 
 
 @pytest.mark.usefixtures("seeded")

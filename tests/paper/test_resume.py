@@ -100,6 +100,7 @@ def test_an_interrupted_process_says_how_to_go_on(tmp_path):
     (second,) = run(out)  # while the other process holds the folder
     assert second.status == "failed"
     assert f"another process is writing to {out / 'squares'}" in second.reason
+    assert len(RunFolder(out / "squares").content().units) == 1  # a kill would find it, too
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -1,6 +1,6 @@
 """A tiny experiment: squares of numbers, one unit each, with everything an experiment can have.
 
-As a script it is ``fsmap`` with this experiment as the only one, for tests that kill a process.
+As a script it is ``fsmap`` with this experiment as the only one, for tests that stop a process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import math
 import os
-import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -45,7 +44,7 @@ class Squares(Experiment):
     group = "closed-form"
     config = Config()
     quick = Config(sizes=(1, 2), seeds=1)
-    trouble = None  # a function of the unit that raises, or kills the process
+    trouble = None  # a function of the unit that raises
 
     def units(self, config):
         return [{"n": n} for n in config.sizes]
@@ -89,6 +88,15 @@ class Squares(Experiment):
         return Interactive("Move the scale", "α", frames, xlabel="n", ylabel="square", start=1)
 
 
+class Broken(Squares):
+    """Has a bug."""
+
+    id = "broken"
+
+    def run(self, config, unit, context):
+        return [1 / 0]
+
+
 @contextmanager
 def only(*classes: type[Experiment]) -> Iterator[None]:
     """Make these the only experiments there are."""
@@ -122,22 +130,10 @@ def command(main: Callable[[int, int], int], about: str, count: int) -> None:
         sys.exit(bool(main(given.count, given.seed)))
 
 
-def kill_at(n: int):
-    """Trouble: the process dies at once, as by a power cut, in the middle of unit n."""
-
-    def trouble(unit):
-        if unit["n"] == n:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return trouble
-
-
 if __name__ == "__main__":
     from fsmap.cli import main
 
     where, *arguments = sys.argv[1:]
-    if where.startswith("kill"):
-        Squares.trouble = staticmethod(kill_at(int(where.removeprefix("kill"))))
     if where.startswith("wait"):
         import time
 

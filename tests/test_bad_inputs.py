@@ -23,6 +23,7 @@ from fsmap.cli import main
 from fsmap.data import uci
 from fsmap.errors import FsmapError
 from fsmap.functional import check_points
+from fsmap.images import ImageSettings
 from fsmap.integrations.sklearn import LMAPClassifier, LMAPRegressor
 
 CALLS = {
@@ -68,6 +69,12 @@ CALLS = {
         method="fd", beta=nan; method="jvp", probes=0; method="jvp", probes=1.5;
         method="jvp", generator=0; method="fd", beta=1e-16 | lost; method="fd", beta=1e-20 | lost;
         method="fd_central", beta=1e-16 | lost; method="fd_central", beta=1e-20 | lost
+    """,
+    "trace(f, p, x, method='jvp', probes={})": """
+        torch.zeros(2, 17) | Tensor;
+        {"first.weight": psi["first.weight"]} | 'first.bias' must be [2, 4], got None;
+        {**psi, "last.bias": torch.zeros(1)} | 'last.bias' must be [2, 1], got [1];
+        {**psi, "first.weight": psi["first.weight"][:1]} | 'first.bias' must be [1, 4]
     """,
     "LMAP(net, px, num_points=4, {})": """
         estimator="exakt"; beta=-1e-3; beta=0.0; probes=2.5; batchnorm="eval"; every=0; probes=0;
@@ -139,6 +146,9 @@ CALLS = {
         reg_nats=-1.0; jitter=1.0, estimator="x"; jitter=1.0, every=0;
         jitter=1.0, every=2.5; jitter=1.0, probes=1.5;
         reg_nats=True; reg_nats="0.05"
+    """,
+    "fs_map(noise, prior, {}, num_data=6).check(f, p, Batch(x, y))": """
+        px_.Normal(shape=3), num_points=4, jitter=1.0 | shape; x, num_points=5, jitter=0.0 | jitter
     """,
     "train(ps_map({}, num_data=6))": """
         "gaussian", prior | likelihood; noise, 3.0 | prior; Gaussian(0.0), prior | std;
@@ -251,16 +261,24 @@ CALLS = {
         steps=1, reg_strength="auto", reg_nats=-1 | finite number;
         steps=1, reg_strength="auto", reg_nats=True | finite number
     """,
+    "ImageSettings({})": """
+        method="fs-map"; epochs=0; momentum=1.0; clip=0.0; epochs=2, warmup_epochs=2; reg_nats=nan
+    """,
     "corrupt(torch.zeros(2, 1, 4, 4), {})": """
         "rain", 1 | unknown corruption 'rain'; "contrast", 6 | severity; "contrast", 1 | bytes
     """,
     "{}": """
+        objective.check(f, p, Batch(x, y[:3])) | points;
+        objective.check(f, p, Batch(x * nan, y)) | points;
         noise.check(y, nan * y) | infinite; Bernoulli().check(y, nan * y) | infinite;
         noise.check(y[:0], y[:0]) | empty; Bernoulli().check(y[:0], y[:0]) | empty;
         noise.check(y.long(), y) | outputs; Bernoulli().check(y.long(), y) | outputs;
         Bernoulli().check(torch.ones(2), torch.tensor([-1.0, 1.0])) | values; Grid() | axes;
         cosine(warmup=-1) | warmup;
         trace(f, p, (x, x[:3]), method="exact") | dimension;
+        torch.vmap(lambda e: log_det(f, p, x, jitter=e, method="slq"))(torch.ones(2)) | cannot;
+        net.last.bias.data.fill_(nan).sum() and doctor(net, x) | NaN;
+        setattr(net, "lock", (point for point in x)) or doctor(net, x) | copied;
         trace(f, p, x.long().bool, method="exact") | tensor;
         LMAP(net, torch.ones(9, 5), num_points=4)(x) | shape;
         LMAP(net, lambda n, g: torch.full((n, 2), nan), num_points=4)(x) | points;
@@ -299,14 +317,23 @@ CALLS = {
 COMMANDS = {
     "run fourier --quick {}": """
         --set sizes= | value; --set sizes | key=value; --set lr=1e30 | lr;
-        --set nothing=1 | nothing; --set seeds=x | seeds; --seeds 0; --seeds -1; --seeds two;
+        --set nothing=1 | Known: num_frequencies; --set seed=3 | Did you mean 'seeds'?;
+        --set seeds=x | whole number; --set sizes=4,0 | at least 1; --set prior_std=nan | finite;
+        --set prior_std=-1 | at least 0; --seeds 0; --seeds -1; --seeds two;
         --device tpu; --device cuda:99; --device meta; --out file/runs | file/runs;
         --data-dir nowhere | nowhere
     """,
     "run {}": """
         furier | fourier; fourier all | all; fourier --resume --force | one of them;
         uci-table --quick --data-dir nowhere | nowhere;
-        theory-metric --seeds 3 | theory-metric has no seeds
+        theory-metric --seeds 3 | theory-metric has no seeds;
+        image-table --set generated=maybe | true or false; image-table --set datasets=mnist | mnist;
+        image-table --set rows=ps-map@wd-x | wd-x; image-table --set rows=ps-map@lr-1 | lambda;
+        image-table --set precision=foo | foo;
+        label-noise --set levels=0,1.5 | 1.5; shift --set rows=othr | other;
+        shift --set corruptions=fogg | fogg; shift --set severities=1,9 | 9;
+        landscape --set steps=4 | odd; landscape --set reach=0 | positive;
+        fsmap-at-scale --set probes=3 | 8, 16
     """,
     "report {}": """
         nowhere | nowhere; empty | empty; file | file; --out file/page empty | empty
@@ -428,6 +455,8 @@ def names() -> dict[str, Any]:
         **{"corrupt": corrupt, "check_points": check_points, "same": dict.fromkeys(p, 1.0)},
         **{"LMAPClassifier": LMAPClassifier, "LMAPRegressor": LMAPRegressor},
         **{"noise": noise, "prior": prior, "nan": float("nan"), "inf": float("inf")},
+        "ImageSettings": ImageSettings,
+        "psi": {name: torch.zeros(2, *q.shape) for name, q in p.items()},
         "labels": torch.tensor([0, 1, 0, 1, 0, 1]),
         "px": fsmap.px.Normal(shape=2),
         "objective": fsmap.ps_map(noise, prior, num_data=6),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fake_experiment import Squares, only
+from fake_experiment import Broken, Squares, only
 from fsmap import __version__
 from fsmap.cli import main
 from fsmap.errors import MissingDataError
@@ -19,13 +19,6 @@ class NeedsData(Squares):
 
     def units(self, config):
         raise MissingDataError("boston is not there.\nGet it with: fsmap data get boston")
-
-
-class Broken(Squares):
-    id = "broken"
-
-    def run(self, config, unit, context):
-        return [1 / 0]
 
 
 @pytest.fixture(autouse=True)

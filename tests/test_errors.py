@@ -1,18 +1,10 @@
-"""Errors by type, and the message of a missing extra."""
+"""Errors by type."""
 
 from __future__ import annotations
 
 import inspect
 
-import pytest
-
 from fsmap import errors
-
-
-def test_require_names_the_install_command():
-    wanted = r"this needs 'no_such_package', .* pip install 'fsmap\[report\]'"
-    with pytest.raises(errors.MissingExtraError, match=wanted):
-        errors.require("no_such_package.part", extra="report")
 
 
 def test_everything_fsmap_raises_has_one_base_and_a_standard_type():

@@ -14,13 +14,7 @@ import pytest
 def test_nothing_is_accepted_stuck_or_different(script: str, count: int):
     file = Path(__file__).with_name(f"{script}.py")
     command = [sys.executable, "-W", "ignore", str(file), "--count", str(count), "--seed", "7"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f" {script}, seed 7: 0 " in done.stdout

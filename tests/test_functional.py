@@ -11,7 +11,6 @@ from torch import nn
 import cases
 import fsmap
 from fsmap.errors import UnsupportedModuleError
-from fsmap.functional import count, differentiable_attention, ravel, unravel
 
 
 @pytest.mark.parametrize("name", cases.MODELS)
@@ -115,20 +114,3 @@ def test_tuples_custom_calls_and_objects_with_logits(seeded):
     f, params = fsmap.functional(module, forward=lambda m, x: (m(x, b), "aux"))
     with pytest.raises(UnsupportedModuleError, match="returned"):
         f(params, a)
-
-
-def test_ravel_and_unravel_are_inverse():
-    params = cases.case("wide").params
-    vector = ravel(params)
-    assert vector.shape == (count(params),) == (51,)
-    for name, p in unravel(vector, params).items():
-        assert torch.equal(p, params[name])
-    stacked = unravel(torch.stack([vector, 2 * vector]), params)
-    assert torch.equal(stacked["0.weight"][1], 2 * params["0.weight"])
-
-
-def test_differentiable_attention_puts_the_fast_path_back():
-    before = torch.backends.mha.get_fastpath_enabled()
-    with differentiable_attention():
-        assert not torch.backends.mha.get_fastpath_enabled()
-    assert torch.backends.mha.get_fastpath_enabled() == before

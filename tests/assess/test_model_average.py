@@ -26,23 +26,6 @@ def test_means_of_lognormals():
     assert got.error < 1e-8
 
 
-def test_a_correlated_density_against_scipy():
-    integrate = pytest.importorskip("scipy.integrate")
-
-    def density(b: float, a: float) -> float:
-        return math.exp(-((math.exp(a) * math.exp(b) - 1) ** 2) - a * a - b * b / 8)
-
-    norm, _ = integrate.dblquad(density, -4, 4, -8, 4)
-    mean, _ = integrate.dblquad(lambda b, a: math.exp(b) * density(b, a), -4, 4, -8, 4)
-
-    def log_density(theta: torch.Tensor) -> torch.Tensor:
-        a, b = theta.unbind(-1)
-        return -((a + b).exp() - 1).square() - a.square() - b.square() / 8
-
-    got = posterior_mean(log_density, torch.exp, interval(-4, 4, 10), interval(-8, 4, 16))
-    assert got.mean[1].item() == pytest.approx(mean / norm, rel=1e-7)
-
-
 def test_the_error_says_when_the_panels_are_too_wide():
     nodes, weights = Interval((0.0, 1.0, 2.0, 5.0)).nodes(every=2)  # halving keeps both ends
     assert weights.sum().item() == pytest.approx(5)

@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 import math
-import threading
 from contextlib import contextmanager
 
 import pytest
@@ -17,7 +16,6 @@ import fsmap
 from cases import MODELS, case
 from fsmap.doctor import doctor as examination
 from fsmap.doctor import spectrum
-from fsmap.errors import InputError, UnsupportedModuleError
 
 
 def net(activation=nn.Tanh, inputs=2, hidden=4, outputs=1):
@@ -243,14 +241,3 @@ def test_a_recurrent_network_by_a_forward_of_ones_own(seeded):
     assert d.outputs == 4 * 3
     assert d.rank.deficit == 12  # the two biases of an LSTM are added
     assert "bias_ih_l0" in d.null_vectors[0].text
-
-
-def test_modules_that_cannot_be_examined():
-    broken, fixed = net(), net()
-    with torch.no_grad():
-        broken[2].bias.fill_(float("nan"))
-    with pytest.raises(InputError, match="NaN"):
-        fsmap.doctor(broken, points(10, 2))
-    fixed.lock = threading.Lock()
-    with pytest.raises(UnsupportedModuleError, match="copied"):
-        fsmap.doctor(fixed, points(10, 2))

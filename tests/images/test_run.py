@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -137,14 +136,6 @@ def test_divergence_names_the_term(nats: float | None, strength: str):
         run.module.fc.bias.fill_(torch.inf)
     with pytest.raises(DivergedError, match=f"the cross-entropy is not finite .*{strength}"):
         run.train(progress=False)
-
-
-def test_settings_are_checked():
-    """The rest is in test_bad_inputs.py."""
-    wrong = {"method": "fs-map", "epochs": 0, "momentum": 1.0, "clip": 0.0, "warmup_epochs": 2}
-    for name, value in {**wrong, "reg_nats": math.nan}.items():
-        with pytest.raises(InputError, match=name):
-            dataclasses.replace(TINY, **{name: value})
 
 
 @pytest.mark.parametrize(

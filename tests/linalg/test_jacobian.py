@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
-from torch.utils.checkpoint import checkpoint
 
 import cases
 import fsmap
@@ -73,16 +72,6 @@ def test_points_that_do_not_fit_are_named(product, seeded):
     case = cases.case("dict_input")
     with pytest.raises(InputError, match="values"):
         product(case.f, case.params, {"values": case.x["values"]})
-
-
-@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
-def test_checkpointing_is_refused(product, seeded):
-    """Its backward pass would run at other parameters."""
-    options = {"use_reentrant": False, "preserve_rng_state": False}
-    forward = lambda m, x: m[1](checkpoint(m[0], x, **options).tanh())  # noqa: E731
-    f, params = fsmap.functional(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), forward=forward)
-    with pytest.raises(UnsupportedModuleError, match="checkpointing"):
-        product(f, params, torch.ones(2, 2))
 
 
 def test_a_module_without_forward_mode_is_named(seeded):

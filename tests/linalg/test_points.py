@@ -9,7 +9,7 @@ import torch
 from torch.func import grad, vmap
 
 from fsmap.errors import InputError
-from fsmap.functional import concat_points, holds, move_points, number, take_points
+from fsmap.functional import concat_points, holds, number, take_points
 
 memory = sys.modules["fsmap.functional"]  # fsmap.functional is the function
 
@@ -24,11 +24,6 @@ def test_concat_takes_the_first_ones_dtype():
     for other in (torch.zeros(3, 4), PAIR):
         with pytest.raises(InputError, match="cannot"):
             concat_points(torch.zeros(3, 2), other)
-
-
-def test_to_leaves_integers_alone():
-    moved = move_points(PAIR, device=torch.device("cpu"), dtype=torch.float32)
-    assert (moved["a"].dtype, moved["b"].dtype) == (torch.float32, torch.int64)
 
 
 CPU = torch.device("cpu")

@@ -11,7 +11,6 @@ from torch import nn
 import cases
 import fsmap
 import oracles
-from fsmap.errors import InputError
 from fsmap.linalg import slq as module
 from fsmap.linalg.jacobian import Site
 from fsmap.linalg.slq import by_passes, explicit, lanczos, slq
@@ -123,12 +122,6 @@ def test_models_without_forward_mode(seeded):
             operator = kind(Site(f, params, x))
             found = slq(Site(f, params, x), torch.tensor(0.1), 10**9, operator=operator).value
         assert float(found) == pytest.approx(float(truth), rel=1e-4)
-
-
-def test_vmap_is_refused():
-    case = cases.case("wide")
-    with pytest.raises(InputError, match="cannot"):
-        torch.func.vmap(lambda e: slq(Site(case.f, case.params, case.x), e).value)(torch.ones(2))
 
 
 def matrix(eigenvalues, seed=0):

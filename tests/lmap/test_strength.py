@@ -200,15 +200,6 @@ def test_another_every_than_that_of_lmap_is_said_at_once(own: int, given: int):
         penalty(lm(torch.ones(2, 3))[1], every=given)
 
 
-@pytest.mark.usefixtures("seeded")
-@pytest.mark.filterwarnings("error")
-def test_the_every_of_lmap_is_right():
-    term = fsmap.LaplacianPenalty(nn.Linear(3, 2), PX, num_points=2, every=2)
-    penalty = fsmap.LogTrace()
-    for _ in range(4):
-        penalty(term(), every=2)
-
-
 def test_a_resumed_run_has_the_same_bits():
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=0.0)
     penalty = fsmap.LogTrace().attach(optimizer)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases import case
-from tests.oracles import logdet_slow, trace_slow
+from tests.oracles import trace_slow
 from torch import nn
 from torch.testing import assert_close
 
 import fsmap
-from fsmap.errors import InputError
 from fsmap.objective.objective import Gaussian, Normal, Reparametrized
 from fsmap.px import Stream
 from fsmap.types import Batch, Draws
@@ -34,31 +31,6 @@ def terms():
 def fs(px=None, jitter: float = 0.1) -> fsmap.Objective:
     px = fsmap.px.Uniform(-1, 1) if px is None else px
     return fsmap.fs_map(*terms(), px, num_points=20, jitter=jitter, num_data=N)
-
-
-def test_loss_is_minus_the_sum_of_the_parts_over_n() -> None:
-    m, batch = case("tanh_mlp"), data()
-    objective = fs()
-    draws = objective.draw(m.f, m.params, Stream(0, 0))
-    loss, parts = objective.loss(m.f, m.params, batch, draws)
-    residual = m.f(m.params, batch.x) - batch.y
-    likelihood = -0.5 * (residual / 0.5).square().sum() - N * math.log(0.5 * math.sqrt(2 * math.pi))
-    theta = torch.cat([p.reshape(-1) for p in m.params.values()])
-    prior = -0.5 * (theta / 2).square().sum() - len(theta) * math.log(2 * math.sqrt(2 * math.pi))
-    geometry = -0.5 * logdet_slow(m.f, m.params, draws.x, 0.1)
-    assert parts["likelihood"].item() == pytest.approx(likelihood.item(), rel=1e-10)
-    assert parts["prior"].item() == pytest.approx(prior.item(), rel=1e-10)
-    assert parts["geometry"].item() == pytest.approx(geometry.item(), rel=1e-9)
-    assert loss.item() == pytest.approx(-(likelihood + prior + geometry).item() / N, rel=1e-9)
-
-
-def test_a_batch_stands_for_all_the_data() -> None:
-    m, batch = case("tanh_mlp"), data()
-    objective = fsmap.ps_map(*terms(), num_data=N)
-    whole = objective.parts(m.f, m.params, batch, Draws())["likelihood"]
-    thirds = [Batch(x, y) for x, y in zip(batch.x.split(10), batch.y.split(10), strict=True)]
-    values = [objective.parts(m.f, m.params, b, Draws())["likelihood"] for b in thirds]
-    assert torch.stack(values).mean().item() == pytest.approx(whole.item(), rel=1e-12)
 
 
 def test_jitter_and_strength_are_two_names_of_one_number() -> None:
@@ -123,23 +95,6 @@ def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(
     assert there == pytest.approx(here, rel=1e-6, abs=1e-4)
     here_ps, there_ps = value(ps, m.f, m.params, prior), value(ps, f2, params2, prior2)
     assert abs(there_ps - here_ps) > 1e-3
-
-
-def test_check_names_what_does_not_fit() -> None:
-    m, batch = case("tanh_mlp"), data()
-    fits = fs()
-    fits.check(m.f, m.params, batch)
-    with pytest.raises((InputError, fsmap.errors.UnsupportedModuleError), match="p_X|shape"):
-        fs(fsmap.px.Normal(shape=(3,))).check(m.f, m.params, batch)
-    with pytest.raises(InputError, match="points"):
-        fits.check(m.f, m.params, Batch(batch.x, batch.y[:-1]))
-    bad = batch.x.clone()
-    bad[3] = torch.nan
-    with pytest.raises(InputError, match="points"):
-        fits.check(m.f, m.params, Batch(bad, batch.y))
-    few = fsmap.fs_map(*terms(), batch.x, num_points=5, jitter=0.0, num_data=N)
-    with pytest.raises(InputError, match="jitter"):
-        few.check(m.f, m.params, batch)
 
 
 @pytest.mark.usefixtures("seeded")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import fake_experiment
-from fake_experiment import Squares, only, run
+from fake_experiment import Broken, Squares, only, run
 from fsmap.cli import main
 from fsmap.errors import InputError, MissingDataError
 from fsmap.paper.closed_form.fourier import FourierConfig
@@ -64,27 +64,6 @@ def test_a_folder_with_other_things_is_not_touched(tmp_path):
     assert (tmp_path / "squares" / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("step=3", r"no field 'step'.*Known: sizes"),
-        ("seed=3", r"Did you mean 'seeds'\?"),
-        ("seeds", r"key=value"),
-        ("seeds=many", r"whole number"),
-        ("sizes=4,0", r"at least 1"),
-        ("sizes=", "at least one value"),
-        ("scale=nan", r"finite"),
-        ("scale=-1", r"at least 0"),
-        ("limit=often", r"Write a number"),
-        ("flip=maybe", r"true or false"),
-    ],
-)
-def test_a_bad_setting_is_explained_before_anything_runs(tmp_path, text, message):
-    with pytest.raises(InputError, match=message):
-        run(tmp_path, assignments=(text,))
-    assert not (tmp_path / "squares").exists()
-
-
 def test_settings_change_the_config(tmp_path):
     (outcome,) = run(tmp_path, assignments=("sizes=7,8,8", "limit=none", "flip=true"), seeds=3)
     config = {"sizes": [7, 8, 8], "seeds": 3, "scale": 1.0, "flip": True, "limit": None}
@@ -103,13 +82,6 @@ class NeedsData(Squares):
 class NeedsGpu(Squares):
     id = "needs-gpu"
     device = "gpu"
-
-
-class Broken(Squares):
-    id = "broken"
-
-    def run(self, config, unit, context):
-        return [1 / 0]
 
 
 def test_all_skips_what_lacks_data_or_a_device_and_survives_a_bug(tmp_path, monkeypatch):
@@ -142,6 +114,8 @@ def test_all_takes_settings_that_only_some_have(tmp_path):
     assert outcome.summary["config"]["scale"] == 3.0
     with pytest.raises(InputError, match="colour"):
         run(tmp_path, "all", assignments=("colour=red",))
+    with pytest.raises(InputError, match=r"limit.*Write a number"):
+        run(tmp_path, assignments=("limit=often",))
 
 
 def test_two_experiments_with_one_id():

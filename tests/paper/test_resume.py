@@ -77,18 +77,6 @@ def test_an_error_half_way_keeps_finished_units_and_resume_goes_on(tmp_path, mon
     assert values == [1.0, 1.1, 4.0, 4.1, 9.0, 9.1, 16.0, 16.1]
 
 
-def test_a_killed_process_is_resumed(tmp_path):
-    process = script("kill3", "run", "squares", "--out", str(tmp_path))
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    here = RunFolder(tmp_path / "squares")
-    assert (here.state_of(here.content()), len(here.content().units)) == ("unfinished", 2)
-    refuse(tmp_path, "holds an unfinished run (2 units done)")
-    finish(tmp_path)
-    rows = here.content().rows
-    assert len({(row.metric, row.seed, row.config["n"]) for row in rows}) == len(rows) == 12
-
-
 def test_a_cut_off_line_and_rows_of_an_unfinished_unit_are_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(Squares, "trouble", raise_at(3))
     run(tmp_path)
@@ -112,6 +100,7 @@ def test_an_interrupted_process_says_how_to_go_on(tmp_path):
     (second,) = run(out)  # while the other process holds the folder
     assert second.status == "failed"
     assert f"another process is writing to {out / 'squares'}" in second.reason
+    assert len(RunFolder(out / "squares").content().units) == 1  # a kill would find it, too
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

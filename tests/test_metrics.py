@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn where it has them, else against brute force."""
+"""Metrics against scikit-learn and torchmetrics where they have them, else against brute force."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
+from torchmetrics.functional.classification import multiclass_calibration_error
 
 from fsmap import metrics
 from fsmap.errors import InputError
@@ -48,6 +49,17 @@ def test_rmse_against_scikit_learn(seed):
     assert metrics.rmse(a, b) == pytest.approx(math.sqrt(sk.mean_squared_error(b, a)), rel=1e-12)
     column = metrics.rmse(a[:, :1], b[:, 0])
     assert column == pytest.approx(sk.root_mean_squared_error(b[:, 0], a[:, 0]), rel=1e-12)
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+@given(seed=SEEDS)
+def test_ece_against_torchmetrics(bins, seed):
+    z, y = table(seed)
+    theirs = multiclass_calibration_error(
+        torch.from_numpy(softmax(z)), torch.from_numpy(y), num_classes=5, n_bins=bins
+    )
+    # torchmetrics works in float32 inside
+    assert metrics.ece(z, y, bins) == pytest.approx(float(theirs), abs=2e-6)
 
 
 @given(seed=SEEDS, bins=st.integers(1, 20))

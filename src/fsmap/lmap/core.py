@@ -129,13 +129,13 @@ def evaluate(
             metric = SomeOutputs(drawn.rows, outputs.size, metric)
         value, whole, state = _laplacian(f, params, buffers, both, drawn, options, metric)
         return Evaluation(whole[:size], value, state.buffers, state.parts)
-    frozen = options.batchnorm == "frozen"
+    frozen = options.batchnorm == "frozen" and bool(buffers)  # else there are no statistics
     out: Tensor | None = None
     changes: list[bn.Change] = []
     parts: tuple[Tensor, ...] = ()
     made_by, rebuild = f, None
     if x is not None:
-        with bn.recording(changes) if frozen and buffers else nullcontext():
+        with bn.recording(changes) if frozen else nullcontext():
             try:
                 out, state = f.with_state(params, x, buffers)
             except FAILURES as error:

@@ -23,7 +23,7 @@ from fsmap.files import write_whole
 from fsmap.images import build
 from fsmap.images.build import FILE, ImageSettings
 from fsmap.images.step import COLUMNS, Feeder, Group, Step
-from fsmap.lmap.options import batchnorm_layers
+from fsmap.lmap.options import mode_of
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint
 from fsmap.train.loop import Schedule
@@ -70,9 +70,7 @@ class ImageRun:
             module = build.build_model(settings, images, data_dir=data_dir)
         if not any(p.requires_grad for p in module.parameters()):
             raise InputError(f"{settings.model} has no parameters to train")
-        if settings.batchnorm == "auto":
-            mode = "joint" if batchnorm_layers(module) else "frozen"
-            settings = replace(settings, batchnorm=mode)
+        settings = replace(settings, batchnorm=mode_of(module, settings.batchnorm))
         self.settings = settings
         if not module.training:
             module.train()

@@ -25,10 +25,10 @@ from fsmap.lmap.options import (
     MODES,
     MoreOptions,
     Options,
-    batchnorm_layers,
     check_mode,
     check_module,
     check_strength,
+    mode_of,
 )
 from fsmap.objective.geometry import SHARE
 from fsmap.px import EvalDistribution
@@ -130,9 +130,7 @@ class LMAP(Term, nn.Module):
         super().__init__()
         check_mode(batchnorm, ("auto", *MODES))
         check_module(module)
-        if batchnorm == "auto" and batchnorm_layers(module):
-            batchnorm = "joint"
-        made = Options.of(type(self), px, num_points, batchnorm, options)
+        made = Options.of(type(self), px, num_points, mode_of(module, batchnorm), options)
         self.regularizer = Regularizer(module, made)
         self.module = module
 

@@ -151,6 +151,12 @@ def batchnorm_layers(module: nn.Module) -> list[tuple[str, _BatchNorm]]:
     return [(name, m) for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
 
 
+def mode_of(module: nn.Module, mode: str) -> str:
+    """The BatchNorm mode of LMAP: ``auto`` is ``joint`` if there is a BatchNorm layer."""
+    auto = "joint" if batchnorm_layers(module) else "frozen"
+    return auto if mode == "auto" else mode
+
+
 def check_module(module: object) -> None:
     """Raise UnsupportedModuleError for a class, a function or a penalty."""
     if not isinstance(module, nn.Module):
